@@ -1,0 +1,29 @@
+"""Errors a user can act on. Each message names what was expected and what came."""
+
+
+class KvsieveError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigError(KvsieveError, ValueError):
+    """An option or argument is out of range, unknown, or contradicts another."""
+
+
+class ShapeError(KvsieveError, ValueError):
+    """An array has the wrong shape, dtype or layout."""
+
+
+class ModelFileError(KvsieveError):
+    """A model file is damaged, truncated, or of a kind that is not supported."""
+
+
+class CapacityError(KvsieveError):
+    """Something does not fit: a prompt in the context, a model in memory, a sequence in the cache."""
+
+
+class TemplateError(KvsieveError):
+    """A chat template is missing, malformed, or refused the messages."""
+
+
+class NumericalError(KvsieveError):
+    """A computation met NaN or infinity where only finite numbers are possible."""

@@ -1,0 +1,199 @@
+"""The closed set of numeric primitives, and the values they take.
+
+Two implementations, `reference` (NumPy: the specification) and `native` (the C++ core), have
+the same names and signatures and give the same results within a stated tolerance. Integer
+results (page bytes, packed index, selected blocks) are equal whenever their float inputs are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from kvsieve.kernels.layout import IndexLayout, PageLayout
+from kvsieve.types import F32, I32, I64, U8, AnyArray
+
+WeightFormat = Literal["f32", "q4_0", "q4_1", "q8_0"]
+WeightKind = Literal["f32", "q4", "q8"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightSource:
+    """A matrix ``[rows, cols]`` as a file holds it; ``y = x @ W.T``.
+
+    ``data`` is ``f32 [rows, cols]`` for format ``f32`` and ``u8 [rows, row_bytes]`` of GGUF
+    blocks (32 values each) for ``q4_0``, ``q4_1``, ``q8_0``. ``cols`` is a multiple of 32.
+    """
+
+    data: AnyArray
+    format: WeightFormat
+    rows: int
+    cols: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """What distinguishes one decoder layer from another; data for the kernels, not code."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_interleaved: bool
+    """True: pairs are (2i, 2i+1), as in a GGUF of the Llama architecture; False: (i, i + rope_dim/2)."""
+    rope_dim: int
+    attention_scale: float
+
+    @property
+    def group_size(self) -> int:
+        return self.num_q_heads // self.num_kv_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerWeights:
+    """Packed matrices (`Backend.pack_weight`) and f32 vectors of one decoder layer."""
+
+    attn_norm: F32
+    q_proj: Any
+    k_proj: Any
+    v_proj: Any
+    o_proj: Any
+    ffn_norm: F32
+    gate_proj: Any
+    up_proj: Any
+    down_proj: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparsePlan:
+    """Which blocks a sequence may read in this step; made once per step, used by every layer.
+
+    ``k`` counts selection blocks of ``block_size`` tokens (a multiple of 32).
+    """
+
+    selector: Literal["probe", "even"]
+    k: int
+    block_size: int
+    num_probes: int
+    share: Literal["head", "group"]
+    exact_from_tile: int
+    """Prefill tiles (blocks of 32 positions) with this index or a higher one run exactly."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """The rows that one sequence contributes to a step, and its cache.
+
+    pages       ``u8 [L, num_pages, Hkv, page_bytes]``: the pool, shared by all sequences
+    block_table ``i32 [>= ceil((start + q_len) / 32)]``: page of each block, in order
+    index       ``u8 [L, groups, Hkv, record_bytes]`` or None (no strided selector, or keys not q8_0)
+    importance  ``i64 [L, >= start + q_len]`` in units of 2**-24, or None: added to in prefill
+                when `record_importance`, read by the selector `probe` in decode
+    """
+
+    start: int
+    q_len: int
+    is_prefill: bool
+    layout: PageLayout
+    pages: U8
+    block_table: I32
+    sparse: SparsePlan | None = None
+    index_layout: IndexLayout | None = None
+    index: U8 | None = None
+    importance: I64 | None = None
+    record_importance: bool = False
+
+
+@dataclass(kw_only=True)
+class SegmentStats:
+    """What attention read for one segment, summed over the layers run so far.
+
+    A pair is (query token, block of 32 tokens), counted once per KV head: the union over its
+    query group. ``pairs_causal`` counts the blocks that exact attention would have read.
+    """
+
+    pairs_attended: int = 0
+    pairs_causal: int = 0
+
+
+@dataclass(kw_only=True)
+class StepStats:
+    """Wall time of a step by what it was spent on, and per-segment counts.
+
+    ``attention_ns`` leaves out ``select_ns`` (scoring and choosing blocks); ``dense_ns`` is the rest of the layers.
+    """
+
+    dense_ns: int = 0
+    attention_ns: int = 0
+    select_ns: int = 0
+    segments: list[SegmentStats] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockLists:
+    """Blocks of 32 chosen for each row, in CSR form, sorted and unique within a row.
+
+    Row ``head * num_tiles + tile``; ``num_heads`` is Hkv (one list per group) or Hq (one per query head).
+    ``tile`` counts from the tile of the segment's first row.
+    """
+
+    num_heads: int
+    num_tiles: int
+    indptr: I64
+    indices: I32
+
+
+class Backend(Protocol):
+    """Numeric primitives of the engine. All arrays are C-contiguous."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+
+    # -- dense ---------------------------------------------------------------------------
+    def pack_weight(self, source: WeightSource, *, kind: WeightKind | None = None) -> Any: ...
+    def project(self, x: F32, weight: Any) -> F32: ...
+    def rms_norm(self, x: F32, weight: F32, *, eps: float) -> F32: ...
+    def rope(self, x: F32, cos: F32, sin: F32, *, interleaved: bool) -> F32: ...
+    def silu_mul(self, gate: F32, up: F32) -> F32: ...
+
+    # -- cache, selection, attention: one layer of one segment ------------------------------
+    def append(self, segment: Segment, layer: int, k: F32, v: F32) -> None: ...
+    def score_blocks(self, segment: Segment, layer: int, q: F32, *, scale: float) -> F32: ...
+    def select(self, segment: Segment, layer: int, q: F32, *, scale: float) -> BlockLists | None: ...
+    def attend(
+        self, segment: Segment, layer: int, q: F32, *, scale: float, lists: BlockLists | None
+    ) -> F32: ...
+
+    # -- the whole layer: one call ----------------------------------------------------------
+    def build_layer(self, shape: LayerShape, weights: LayerWeights) -> Any: ...
+    def begin_step(self, segments: Sequence[Segment], cos: F32, sin: F32) -> Any: ...
+    def run_layer(self, layer: Any, index: int, hidden: F32, step: Any) -> None: ...
+    def step_stats(self, step: Any) -> StepStats: ...
+
+
+def check_f32(function: str, name: str, array: AnyArray, shape: tuple[int | None, ...]) -> None:
+    """Raise ShapeError unless `array` is C-contiguous float32 of `shape` (None: any length)."""
+    from kvsieve.errors import ShapeError
+
+    ok = (
+        isinstance(array, np.ndarray)
+        and array.dtype == np.float32
+        and array.flags.c_contiguous
+        and array.ndim == len(shape)
+        and all(want is None or want == got for want, got in zip(shape, array.shape, strict=True))
+    )
+    if not ok:
+        want = ", ".join("*" if n is None else str(n) for n in shape)
+        got = (
+            f"{array.dtype} {array.shape}"
+            if isinstance(array, np.ndarray)
+            else type(array).__name__
+        )
+        raise ShapeError(f"[{function}] {name}: expected C-contiguous float32 ({want}), got {got}")
