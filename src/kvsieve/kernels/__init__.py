@@ -1,0 +1,1 @@
+"""Numeric primitives behind one `Backend` protocol: `reference` (NumPy) and `native` (C++)."""

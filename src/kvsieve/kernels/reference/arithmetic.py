@@ -1,0 +1,63 @@
+"""The few float operations whose rounding the specification fixes.
+
+Everything here is elementwise or reduces in one stated order, so that a row's bits never
+depend on which other rows are computed beside it.
+"""
+
+import numpy as np
+
+from kvsieve.types import F32, AnyArray
+
+EXACT_F32_INTEGER = 2**24
+"""Every integer up to this magnitude is a float32, so sums below it are exact in any order."""
+
+
+def fma(a: AnyArray, b: AnyArray, c: AnyArray) -> F32:
+    """``a * b + c``, rounded once to float32, elementwise with broadcasting.
+
+    The product of two float32 is exact in float64 (24 + 24 bits fit 53), so only the sum is
+    rounded, to 53 bits and then to 24. That differs from a hardware fused operation only where
+    the first rounding lands exactly on a tie of the second: about once in 2**29 operations.
+    """
+    total = np.multiply(a, b, dtype=np.float64)
+    total = total + c
+    return total.astype(np.float32)
+
+
+def float_dot(q: F32, k: F32) -> F32:
+    """Dot products in float32: one chain of fused operations, dimensions ascending.
+
+    Parameters
+    ----------
+    q : f32 ``[..., R, D]``
+    k : f32 ``[..., N, D]``
+
+    Returns
+    -------
+    f32 ``[..., R, N]``; the order does not depend on R, N or the machine, unlike a BLAS product.
+    """
+    dot = np.zeros(np.broadcast_shapes(q.shape[:-2], k.shape[:-2]) + (q.shape[-2], k.shape[-2]))
+    dot = dot.astype(np.float32)
+    for d in range(q.shape[-1]):
+        dot = fma(q[..., :, None, d], k[..., None, :, d], dot)
+    return dot
+
+
+def int_dot(a: AnyArray, b: AnyArray) -> F32:
+    """Exact dot products of small integers, as float32.
+
+    Parameters
+    ----------
+    a : integers ``[..., R, C]``, 8 bits each, signed or not
+    b : integers ``[..., N, C]``, 8 bits signed
+
+    Returns
+    -------
+    f32 ``[..., R, N]``: the integer sum, rounded to float32 only if it exceeds 2**24. Integers
+    are carried in floats because NumPy multiplies float matrices, not integer ones, with BLAS;
+    as long as no partial sum leaves the exact range the order of the sum cannot matter.
+    """
+    largest = 255 * 128 * a.shape[-1]
+    carrier = np.float32 if largest < EXACT_F32_INTEGER else np.float64
+    product = np.matmul(a.astype(carrier), np.swapaxes(b, -1, -2).astype(carrier))
+    return product.astype(np.float32)
