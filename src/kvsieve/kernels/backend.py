@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from kvsieve.kernels.layout import IndexLayout, PageLayout
-from kvsieve.types import F32, I32, I64, U8, AnyArray
+from kvsieve.types import BLOCK_SIZE, F32, I32, I64, U8, AnyArray
 
 WeightFormat = Literal["f32", "q4_0", "q4_1", "q8_0"]
 WeightKind = Literal["f32", "q4", "q8"]
@@ -81,6 +81,15 @@ class SparsePlan:
     share: Literal["head", "group"]
     exact_from_tile: int
     """Prefill tiles (blocks of 32 positions) with this index or a higher one run exactly."""
+
+    def decode_is_sparse(self, num_tokens: int) -> bool:
+        """Whether a decoded token that sees `num_tokens` tokens, itself included, passes the gate."""
+        return num_tokens > 2 * BLOCK_SIZE and -(-num_tokens // self.block_size) > self.k
+
+    def tile_is_sparse(self, tile: int) -> bool:
+        """Whether prefill tile `tile` passes the gate: beyond 64 tokens and beyond the budget."""
+        num_selection_blocks = -(-(tile + 1) * BLOCK_SIZE // self.block_size)
+        return 2 <= tile < self.exact_from_tile and num_selection_blocks > self.k
 
 
 @dataclass(frozen=True, kw_only=True)

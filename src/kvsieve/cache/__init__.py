@@ -1,0 +1,1 @@
+"""Where keys and values live: a pool of pages, and the table of pages of each sequence."""

@@ -1,0 +1,76 @@
+"""The pages that all sequences share, handed out one block of 32 tokens at a time."""
+
+import heapq
+import mmap
+from collections.abc import Iterable
+
+import numpy as np
+
+from kvsieve.errors import CapacityError, ConfigError
+from kvsieve.kernels.layout import PageLayout
+from kvsieve.types import U8
+
+
+class BlockPool:
+    """A fixed number of pages; a block id names one page per layer and KV head.
+
+    ``pages`` is ``u8 [num_layers, num_blocks, num_kv_heads, page_bytes]``. It is an anonymous
+    mapping: an address range at first, which takes memory only where it has been written.
+    """
+
+    def __init__(
+        self, layout: PageLayout, *, num_layers: int, num_kv_heads: int, num_blocks: int
+    ) -> None:
+        sizes = {"num_layers": num_layers, "num_kv_heads": num_kv_heads, "num_blocks": num_blocks}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ConfigError(f"[BlockPool] {name}: expected at least 1, got {size}")
+        self.layout = layout
+        self.num_layers = num_layers
+        self.num_kv_heads = num_kv_heads
+        self.num_blocks = num_blocks
+        self.pages = _anonymous((num_layers, num_blocks, num_kv_heads, layout.page_bytes))
+        # A heap hands out the lowest free id, so memory touched by one run serves the next.
+        self._free = list(range(num_blocks))
+        self._in_use = np.zeros(num_blocks, np.bool_)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can still be allocated."""
+        return len(self._free)
+
+    def allocate(self) -> int:
+        """Take one block; its bytes are whatever the last owner left."""
+        if not self._free:
+            raise CapacityError(
+                f"[BlockPool.allocate] expected a free block, got {self.num_blocks} of "
+                f"{self.num_blocks} in use"
+            )
+        block = heapq.heappop(self._free)
+        self._in_use[block] = True
+        return block
+
+    def free(self, blocks: Iterable[int]) -> None:
+        """Give blocks back. A block that is not in use is an error, and nothing is freed then."""
+        returned = list(blocks)
+        for block in returned:
+            if not 0 <= block < self.num_blocks or not self._in_use[block]:
+                raise ConfigError(f"[BlockPool.free] blocks: expected blocks in use, got {block}")
+        if len(set(returned)) != len(returned):
+            raise ConfigError(f"[BlockPool.free] blocks: expected each block once, got {returned}")
+        for block in returned:
+            self._in_use[block] = False
+            heapq.heappush(self._free, block)
+
+
+def _anonymous(shape: tuple[int, ...]) -> U8:
+    """Zeroed bytes from the system, private to this process; the array keeps the mapping alive."""
+    num_bytes = int(np.prod(shape, dtype=np.int64))
+    try:
+        mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise CapacityError(
+            f"[BlockPool] cache: expected {num_bytes / 2**20:.0f} MiB of address space, "
+            f"got {error} (a smaller context needs less)"
+        ) from error
+    return np.frombuffer(mapping, np.uint8).reshape(shape)

@@ -1,0 +1,126 @@
+"""The cache of one sequence: its pages in order, and what selectors keep beside them."""
+
+import numpy as np
+
+from kvsieve.cache.block_pool import BlockPool
+from kvsieve.errors import CapacityError, ConfigError
+from kvsieve.kernels.backend import Segment, SparsePlan
+from kvsieve.kernels.layout import IndexLayout
+from kvsieve.types import BLOCK_SIZE, I32, I64, U8
+
+
+class KVCache:
+    """Block table, selector index and importance of a sequence of at most `max_tokens` tokens.
+
+    ``num_tokens`` counts the tokens whose keys and values are complete in every layer; a step
+    reserves pages, writes rows behind that mark, and `commit` moves the mark. What an
+    interrupted step wrote is therefore never read.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_tokens: int,
+        index_layout: IndexLayout | None = None,
+        keeps_importance: bool = False,
+    ) -> None:
+        if max_tokens < 1:
+            raise ConfigError(f"[KVCache] max_tokens: expected at least 1, got {max_tokens}")
+        self.pool = pool
+        self.max_tokens = max_tokens
+        self.num_tokens = 0
+        self.num_blocks = 0
+        self.block_table: I32 = np.zeros(blocks_for(max_tokens), np.int32)
+        self.index_layout = index_layout
+        # np.zeros of a large array takes memory only where it is written, as the pool does.
+        self.index: U8 | None = None
+        if index_layout is not None:
+            groups = index_layout.num_groups(max_tokens)
+            shape = (pool.num_layers, groups, pool.num_kv_heads, index_layout.record_bytes)
+            self.index = np.zeros(shape, np.uint8)
+        self.importance: I64 | None = None
+        if keeps_importance:
+            self.importance = np.zeros((pool.num_layers, max_tokens), np.int64)
+
+    def reserve(self, num_tokens: int) -> None:
+        """Own pages for the first `num_tokens` tokens; takes all that are missing, or none."""
+        if num_tokens > self.max_tokens:
+            raise CapacityError(
+                f"[KVCache.reserve] num_tokens: expected at most {self.max_tokens}, "
+                f"got {num_tokens}"
+            )
+        missing = blocks_for(num_tokens) - self.num_blocks
+        if missing > self.pool.num_free:
+            raise CapacityError(
+                f"[KVCache.reserve] num_tokens: expected at most {self.pool.num_free} more blocks "
+                f"of {BLOCK_SIZE} tokens, got {num_tokens} tokens, which need {missing} more"
+            )
+        for _ in range(missing):
+            self.block_table[self.num_blocks] = self.pool.allocate()
+            self.num_blocks += 1
+
+    def segment(
+        self,
+        *,
+        start: int,
+        q_len: int,
+        is_prefill: bool,
+        sparse: SparsePlan | None = None,
+        record_importance: bool = False,
+    ) -> Segment:
+        """Describe rows ``start .. start + q_len`` of this sequence to a kernel; pages are reserved."""
+        if start != self.num_tokens or q_len < 1:
+            raise ConfigError(
+                f"[KVCache.segment] start, q_len: expected start={self.num_tokens} (tokens in the "
+                f"cache) and at least one row, got start={start}, q_len={q_len}"
+            )
+        if blocks_for(start + q_len) > self.num_blocks:
+            raise CapacityError(
+                f"[KVCache.segment] q_len: expected pages reserved for {start + q_len} tokens, "
+                f"got {self.num_blocks * BLOCK_SIZE}"
+            )
+        return Segment(
+            start=start,
+            q_len=q_len,
+            is_prefill=is_prefill,
+            layout=self.pool.layout,
+            pages=self.pool.pages,
+            block_table=self.block_table[: self.num_blocks],
+            sparse=sparse,
+            index_layout=self.index_layout,
+            index=self.index,
+            importance=self.importance,
+            record_importance=record_importance,
+        )
+
+    def commit(self, num_tokens: int) -> None:
+        """Mark the first `num_tokens` tokens as complete: a step has run through every layer."""
+        if not self.num_tokens <= num_tokens <= self.num_blocks * BLOCK_SIZE:
+            raise ConfigError(
+                f"[KVCache.commit] num_tokens: expected {self.num_tokens} to "
+                f"{self.num_blocks * BLOCK_SIZE}, got {num_tokens}"
+            )
+        self.num_tokens = num_tokens
+
+    def truncate(self, num_tokens: int) -> None:
+        """Forget every token from position `num_tokens` on, their pages and their importance."""
+        if not 0 <= num_tokens <= self.num_tokens:
+            raise ConfigError(
+                f"[KVCache.truncate] num_tokens: expected 0 to {self.num_tokens}, got {num_tokens}"
+            )
+        keep = blocks_for(num_tokens)
+        self.pool.free(int(block) for block in self.block_table[keep : self.num_blocks])
+        self.num_blocks = keep
+        self.num_tokens = num_tokens
+        if self.importance is not None:
+            self.importance[:, num_tokens:] = 0
+
+    def release(self) -> None:
+        """Give every page back; harmless when done twice."""
+        self.truncate(0)
+
+
+def blocks_for(num_tokens: int) -> int:
+    """Blocks of 32 that `num_tokens` tokens occupy, the last one perhaps in part."""
+    return -(-num_tokens // BLOCK_SIZE)

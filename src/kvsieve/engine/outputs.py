@@ -1,0 +1,199 @@
+"""What a generation gives back: text, token ids, times, and what attention read."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvsieve.attention.config import SelectorName, Share
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenTiming:
+    """One decode step: a token went through the model, and the next one was sampled.
+
+    ``num_tokens`` is what the step could see: every earlier token and its own. ``total_ms``
+    also holds sampling and detokenising, and no time spent by whoever reads the stream.
+    """
+
+    num_tokens: int
+    total_ms: float
+    attention_ms: float
+    select_ms: float
+    dense_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """Totals per phase, in llama.cpp's words. ``attention`` leaves out ``select``.
+
+    The first token is sampled from the prompt's last row, so `predicted_n` tokens take
+    ``predicted_n - 1`` decode steps; `Completion.tokens` has each step's own time.
+    """
+
+    prompt_n: int
+    prompt_ms: float
+    prompt_attention_ms: float
+    prompt_select_ms: float
+    prompt_dense_ms: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_attention_ms: float
+    predicted_select_ms: float
+    predicted_dense_ms: float
+
+    @property
+    def prompt_per_second(self) -> float:
+        """Prompt tokens read per second."""
+        return _per_second(self.prompt_n, self.prompt_ms)
+
+    @property
+    def predicted_per_second(self) -> float:
+        """Tokens generated per second."""
+        return _per_second(self.predicted_n, self.predicted_ms)
+
+    def to_json(self) -> dict[str, float]:
+        """Plain numbers; milliseconds to the microsecond."""
+        return {
+            "prompt_n": self.prompt_n,
+            "prompt_ms": round(self.prompt_ms, 3),
+            "prompt_attention_ms": round(self.prompt_attention_ms, 3),
+            "prompt_select_ms": round(self.prompt_select_ms, 3),
+            "prompt_dense_ms": round(self.prompt_dense_ms, 3),
+            "prompt_per_second": round(self.prompt_per_second, 3),
+            "predicted_n": self.predicted_n,
+            "predicted_ms": round(self.predicted_ms, 3),
+            "predicted_attention_ms": round(self.predicted_attention_ms, 3),
+            "predicted_select_ms": round(self.predicted_select_ms, 3),
+            "predicted_dense_ms": round(self.predicted_dense_ms, 3),
+            "predicted_per_second": round(self.predicted_per_second, 3),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockReads:
+    """(query token, block) pairs of one phase, once per KV head, summed over layers and steps.
+
+    ``queries`` counts (query token, layer, KV head); ``attended`` over it is what one query read.
+    """
+
+    attended: int = 0
+    causal: int = 0
+    queries: int = 0
+
+    @property
+    def density(self) -> float | None:
+        """Share of the causal pairs that were read, or None where nothing ran."""
+        return self.attended / self.causal if self.causal else None
+
+    @property
+    def blocks_per_query(self) -> float | None:
+        """Mean blocks one query token read per layer and KV head, or None where nothing ran."""
+        return self.attended / self.queries if self.queries else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionReport:
+    """Which attention ran. ``selector``, ``share``, ``k``, ``block_size`` are what was asked for.
+
+    ``mode`` is what ran: a run that was asked to be sparse and never was is ``exact``, and
+    ``exact_because`` says why.
+    """
+
+    mode: Literal["exact", "sparse"]
+    selector: SelectorName | None
+    share: Share | None
+    k: int | None
+    block_size: int | None
+    prefill: BlockReads
+    decode: BlockReads
+    exact_because: str | None
+
+    @property
+    def blocks_read(self) -> int:
+        """Pairs read in prefill and decode together."""
+        return self.prefill.attended + self.decode.attended
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; a phase in which nothing ran has density null."""
+        return {
+            "mode": self.mode,
+            "selector": self.selector,
+            "share": self.share,
+            "k": self.k,
+            "block_size": self.block_size,
+            "blocks_read": self.blocks_read,
+            "density": {"prefill": self.prefill.density, "decode": self.decode.density},
+            "exact_because": self.exact_because,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineInfo:
+    """What ran: the model, the instruction set, the threads."""
+
+    model_name: str
+    fingerprint: str
+    isa: str
+    threads: int
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """The result of one prompt.
+
+    ``token_ids`` are all tokens that were generated, an end token and those of a stop string
+    included; neither is in ``text``. ``seed`` is the one that was used, given or drawn.
+    ``tokens`` has one entry per decode step: one fewer than ``token_ids``.
+    """
+
+    text: str
+    token_ids: list[int]
+    prompt_tokens: int
+    finish_reason: FinishReason
+    timings: Timings
+    attention: AttentionReport
+    tokens: list[TokenTiming]
+    seed: int
+    engine: EngineInfo
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated."""
+        return len(self.token_ids)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that ``kvsieve generate --json`` prints."""
+        return {
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "finish_reason": self.finish_reason,
+            "timings": self.timings.to_json(),
+            "attention": self.attention.to_json(),
+            "model": {"name": self.engine.model_name, "fingerprint": self.engine.fingerprint},
+            "isa": self.engine.isa,
+            "threads": self.engine.threads,
+            "version": self.engine.version,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamEvent:
+    """A piece of a stream; the texts of all events join to `Completion.text`.
+
+    One event per token: ``text`` may be empty (half a character, or the start of what may be a
+    stop string), ``timing`` is None for the first token, whose logits came with the prompt.
+    The last event has no token: it carries held-back text and the `completion`.
+    """
+
+    text: str
+    token_id: int | None = None
+    timing: TokenTiming | None = None
+    completion: Completion | None = None
+
+
+def _per_second(count: int, milliseconds: float) -> float:
+    return count / milliseconds * 1e3 if milliseconds > 0 else 0.0
