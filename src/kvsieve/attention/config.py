@@ -18,9 +18,10 @@ class SparseAttention:
     k           budget in blocks, counting every block read (guards and diagonal included)
     block_size  tokens per selection block: 32, or a multiple (aligned cache blocks chosen together)
     num_probes  evenly spaced keys scored per block
-    selector    ``probe`` (the original rule, with half of the budget reserved by prefill attention) or ``even``
-    share       one selection per query ``head``, or one per ``group`` of heads that share a KV head (decode;
-                prefill always shares by group)
+    selector    ``probe`` (the original rule, with half of the budget reserved by prefill
+                attention) or ``even``
+    share       one selection per query ``head``, or one per ``group`` of heads that share a KV
+                head (decode; prefill always shares by group)
     phase       where it applies: ``both``, ``prefill`` or ``decode``
     dense_tail  the last tokens of a prompt that are read exactly
     """

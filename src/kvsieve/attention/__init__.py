@@ -1,0 +1,1 @@
+"""Block selection and sparse attention on plain arrays: masks, selectors, and the oracle."""
