@@ -36,8 +36,8 @@ def float_dot(q: F32, k: F32) -> F32:
     -------
     f32 ``[..., R, N]``; the order does not depend on R, N or the machine, unlike a BLAS product.
     """
-    dot = np.zeros(np.broadcast_shapes(q.shape[:-2], k.shape[:-2]) + (q.shape[-2], k.shape[-2]))
-    dot = dot.astype(np.float32)
+    batch = np.broadcast_shapes(q.shape[:-2], k.shape[:-2])
+    dot: F32 = np.zeros((*batch, q.shape[-2], k.shape[-2]), dtype=np.float32)
     for d in range(q.shape[-1]):
         dot = fma(q[..., :, None, d], k[..., None, :, d], dot)
     return dot
@@ -59,5 +59,5 @@ def int_dot(a: AnyArray, b: AnyArray) -> F32:
     """
     largest = 255 * 128 * a.shape[-1]
     carrier = np.float32 if largest < EXACT_F32_INTEGER else np.float64
-    product = np.matmul(a.astype(carrier), np.swapaxes(b, -1, -2).astype(carrier))
+    product: AnyArray = np.matmul(a.astype(carrier), np.swapaxes(b, -1, -2).astype(carrier))
     return product.astype(np.float32)

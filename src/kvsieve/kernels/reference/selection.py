@@ -157,7 +157,8 @@ def merge_group(scores: F32) -> F32:
     """
     compared = scores[..., :-1] if scores.shape[-1] > 1 else scores
     best = compared.max(axis=-1, keepdims=True)
-    return (scores - best).max(axis=-2)
+    merged: F32 = (scores - best).max(axis=-2)
+    return merged
 
 
 def merge_tile(scores: F32) -> F32:
@@ -175,7 +176,8 @@ def merge_tile(scores: F32) -> F32:
     f32 ``[..., J]``
     """
     best = scores.max(axis=-1, keepdims=True)
-    return (scores - best).max(axis=-2)
+    merged: F32 = (scores - best).max(axis=-2)
+    return merged
 
 
 # -- the selectors ------------------------------------------------------------------------------
@@ -195,8 +197,8 @@ def pick_probe(scores: F32, importance_sums: I64 | None, k: int) -> I32:
 
     Returns
     -------
-    i32 ``[min(k, Nb)]``, ascending; ties go to the lower index, and of equally bad filled blocks the
-    one with the highest index makes room for the last block
+    i32 ``[min(k, Nb)]``, ascending; ties go to the lower index, and of equally bad filled blocks
+    the one with the highest index makes room for the last block
     """
     num_blocks = len(scores)
     reserved: list[int] = []
