@@ -1,0 +1,241 @@
+"""From the bytes of a tensor to what the kernels take. The only module that imports `gguf`.
+
+Q4_0, Q4_1, Q8_0 and F32 stay as the file has them: views of the mapping, packed by the backend.
+F16, BF16 and the k-quants become f32 arrays first, and are packed to 8 bits from there.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import numpy as np
+
+from kvsieve.errors import ConfigError, ModelFileError
+from kvsieve.kernels.backend import WeightFormat, WeightKind, WeightSource
+from kvsieve.models.gguf import GgufFile, TensorInfo
+from kvsieve.types import F32, I32, I64, U8, AnyArray
+
+WeightMode = Literal["packed", "f32"]
+"""``packed``: 4 and 8 bits, as the file has them or as near as may be. ``f32``: everything
+dequantised, for golden tests."""
+
+GROUP = 32
+
+_SLICE_VALUES = 1 << 20
+"""Values looked at or dequantised together: bounds the memory used beside the result (4 MiB)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Encoding:
+    """A tensor type: its blocks, where their floats lie, and how the backend takes them.
+
+    ``exponent`` masks the bits of a float (u16 or u32, by ``float_bytes``) that are all set in
+    NaN and infinity and in nothing else.
+    """
+
+    block_values: int
+    block_bytes: int
+    float_offsets: tuple[int, ...] = (0,)
+    float_bytes: int = 2
+    exponent: int = 0x7C00
+    packs_as: WeightFormat = "f32"
+
+
+_ENCODINGS: dict[str, _Encoding] = {
+    "F32": _Encoding(block_values=1, block_bytes=4, float_bytes=4, exponent=0x7F800000),
+    "F16": _Encoding(block_values=1, block_bytes=2),
+    "BF16": _Encoding(block_values=1, block_bytes=2, exponent=0x7F80),
+    "Q4_0": _Encoding(block_values=32, block_bytes=18, packs_as="q4_0"),
+    "Q4_1": _Encoding(block_values=32, block_bytes=20, float_offsets=(0, 2), packs_as="q4_1"),
+    "Q8_0": _Encoding(block_values=32, block_bytes=34, packs_as="q8_0"),
+    "Q4_K": _Encoding(block_values=256, block_bytes=144, float_offsets=(0, 2)),
+    "Q5_K": _Encoding(block_values=256, block_bytes=176, float_offsets=(0, 2)),
+    "Q6_K": _Encoding(block_values=256, block_bytes=210, float_offsets=(208,)),
+}
+
+_VECTOR_TYPES = ("F32", "F16", "BF16")
+
+_PACKED_KIND: dict[WeightFormat, WeightKind] = {
+    "q4_0": "q4",
+    "q4_1": "q4",
+    "q8_0": "q8",
+    "f32": "q8",
+}
+
+
+def weight_source(
+    file: GgufFile, name: str, *, expect: tuple[int, int], mode: WeightMode = "packed"
+) -> WeightSource:
+    """A matrix as the backend's `pack_weight` takes it.
+
+    Parameters
+    ----------
+    file, name : where it is
+    expect : ``(rows, cols)`` that the model's configuration asks for
+    mode : ``packed`` gives Q4_0, Q4_1 and Q8_0 as they are; ``f32`` dequantises them as well
+
+    Returns
+    -------
+    WeightSource
+        ``data`` is ``u8 [rows, row_bytes]`` or ``f32 [rows, cols]``; a read-only view of the
+        mapping where the file already has that form.
+
+    Raises
+    ------
+    ModelFileError
+        If the tensor is missing, or of another shape or an unsupported type. NaN and infinity
+        are found by `check_finite`.
+    """
+    info = check_tensor(file, name, expect=expect)
+    rows, cols = expect
+    encoding = _ENCODINGS[info.ggml_type]
+    raw = file.raw(name).reshape(rows, -1)
+    if mode == "packed" and encoding.packs_as != "f32":
+        return WeightSource(data=raw, format=encoding.packs_as, rows=rows, cols=cols)
+    if info.ggml_type == "F32":
+        return WeightSource(data=raw.view("<f4"), format="f32", rows=rows, cols=cols)
+    data = np.empty((rows, cols), np.float32)
+    step = max(1, _SLICE_VALUES // cols)
+    for start in range(0, rows, step):
+        data[start : start + step] = dequantise(raw[start : start + step], info.ggml_type)
+    return WeightSource(data=data, format="f32", rows=rows, cols=cols)
+
+
+def weight_kind(info: TensorInfo, mode: WeightMode) -> WeightKind:
+    """The packing that `mode` asks for a matrix: ``q4`` only where the file has 4 bits exactly."""
+    return "f32" if mode == "f32" else _PACKED_KIND[_encoding(info).packs_as]
+
+
+def vector(file: GgufFile, name: str, *, length: int) -> F32:
+    """A vector as ``f32 [length]``, copied out of the file (F32, F16 or BF16)."""
+    info = check_tensor(file, name, expect=(length,))
+    return np.array(dequantise(file.raw(name)[None], info.ggml_type)[0])
+
+
+def check_tensor(file: GgufFile, name: str, *, expect: tuple[int, ...]) -> TensorInfo:
+    """The tensor's entry, after its shape and type have been checked."""
+    info = file.tensors.get(name)
+    if info is None:
+        raise ModelFileError(f"[weights] {file.path}: expected a tensor {name!r}, got none")
+    if info.shape != expect:
+        raise _error(file, name, f"shape {expect}", info.shape)
+    supported = _VECTOR_TYPES if len(expect) == 1 else tuple(_ENCODINGS)
+    if info.ggml_type not in supported:
+        raise _error(file, name, f"a type among {', '.join(supported)}", info.ggml_type)
+    if len(expect) == 2 and expect[1] % GROUP:
+        raise _error(file, name, f"rows of a multiple of {GROUP} values", expect[1])
+    return info
+
+
+def check_finite(file: GgufFile, names: Iterable[str]) -> None:
+    """Raise `ModelFileError` naming the first of `names` that holds NaN or infinity.
+
+    Looks at every float of the tensors (values, or the scales of quantised blocks; the value of
+    a block with finite scales is finite), in place and a slice at a time.
+    """
+    for name in names:
+        info = file.tensors[name]
+        encoding = _encoding(info)
+        raw = file.raw(name)
+        step = max(1, _SLICE_VALUES // encoding.block_values)
+        for floats in _float_columns(raw, encoding):
+            for start in range(0, len(floats), step):
+                exponents = floats[start : start + step] & encoding.exponent
+                bad = np.flatnonzero(exponents == encoding.exponent)
+                if bad.size:
+                    place = (start + int(bad[0])) * encoding.block_values
+                    row, col = divmod(place, info.shape[-1])
+                    raise _error(
+                        file, name, "finite values", f"NaN or infinity at row {row}, column {col}"
+                    )
+
+
+def _float_columns(raw: U8, encoding: _Encoding) -> Iterator[AnyArray]:
+    """For each float of a block: its bits in every block, as a strided view ``[blocks]``."""
+    num_blocks = raw.size // encoding.block_bytes
+    for offset in encoding.float_offsets:
+        yield np.ndarray(
+            (num_blocks,),
+            f"<u{encoding.float_bytes}",
+            buffer=raw.data,
+            offset=offset,
+            strides=(encoding.block_bytes,),
+        )
+
+
+def dequantise(raw: U8, ggml_type: str) -> F32:
+    """Rows of file bytes as numbers.
+
+    Parameters
+    ----------
+    raw : u8 [T, row_bytes], C-contiguous
+    ggml_type : one of the supported types
+
+    Returns
+    -------
+    f32 [T, cols]; a view of `raw` for F32
+    """
+    if ggml_type == "F32":
+        return raw.view("<f4")
+    if ggml_type == "F16":
+        return raw.view("<f2").astype(np.float32)
+    if ggml_type == "BF16":
+        return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    if ggml_type not in ("Q8_0", "Q4_0", "Q4_1"):
+        # Imported here: it takes a tenth of a second, and few files need it.
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        return cast(F32, dequantize(raw, GGMLQuantizationType[ggml_type]))
+    blocks = raw.reshape(-1, _ENCODINGS[ggml_type].block_bytes)
+    scale = blocks[:, :2].copy().view("<f2").astype(np.float32)
+    if ggml_type == "Q8_0":
+        values: F32 = blocks[:, 2:].view(np.int8) * scale
+    else:
+        first_code = 2 if ggml_type == "Q4_0" else 4
+        codes = np.empty((len(blocks), GROUP), np.float32)
+        np.bitwise_and(blocks[:, first_code:], 15, out=codes[:, : GROUP // 2], casting="unsafe")
+        np.right_shift(blocks[:, first_code:], 4, out=codes[:, GROUP // 2 :], casting="unsafe")
+        if ggml_type == "Q4_0":
+            values = (codes - np.float32(8)) * scale
+        else:
+            values = codes * scale + blocks[:, 2:4].copy().view("<f2").astype(np.float32)
+    return values.reshape(len(raw), -1)
+
+
+class EmbeddingTable:
+    """Rows of the embedding, decoded from the mapping as they are asked for."""
+
+    def __init__(self, file: GgufFile, name: str, *, expect: tuple[int, int]) -> None:
+        info = check_tensor(file, name, expect=expect)
+        self.num_rows, self.width = expect
+        self._type = info.ggml_type
+        self._raw = file.raw(name).reshape(self.num_rows, -1)
+
+    def rows(self, ids: I32 | I64) -> F32:
+        """Embeddings ``f32 [T, W]`` (a new array) of token ids ``[T]``.
+
+        Raises
+        ------
+        ConfigError
+            If an id is negative or not below `num_rows`.
+        """
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_rows:
+            bad = ids[(ids < 0) | (ids >= self.num_rows)][0]
+            raise ConfigError(
+                f"[EmbeddingTable.rows] ids: expected token ids below {self.num_rows}, got {bad}"
+            )
+        return dequantise(self._raw[ids], self._type)
+
+
+def _encoding(info: TensorInfo) -> _Encoding:
+    if info.ggml_type not in _ENCODINGS:
+        raise ModelFileError(
+            f"[weights] tensor {info.name!r}: expected a type among {', '.join(_ENCODINGS)}, "
+            f"got {info.ggml_type}"
+        )
+    return _ENCODINGS[info.ggml_type]
+
+
+def _error(file: GgufFile, name: str, expected: str, got: object) -> ModelFileError:
+    return ModelFileError(f"[weights] {file.path}: tensor {name!r}: expected {expected}, got {got}")
