@@ -1,6 +1,7 @@
 """The pages that all sequences share, handed out one block of 32 tokens at a time."""
 
 import heapq
+import math
 import mmap
 from collections.abc import Iterable
 
@@ -65,7 +66,7 @@ class BlockPool:
 
 def _anonymous(shape: tuple[int, ...]) -> U8:
     """Zeroed bytes from the system, private to this process; the array keeps the mapping alive."""
-    num_bytes = int(np.prod(shape, dtype=np.int64))
+    num_bytes = math.prod(shape)
     try:
         mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
