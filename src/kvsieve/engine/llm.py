@@ -140,6 +140,11 @@ class LLM:
         """Threads the kernels use."""
         return self.info.threads
 
+    @property
+    def cache_types(self) -> tuple[CacheType, CacheType]:
+        """How keys and values are stored."""
+        return self._loaded.layout.k_type, self._loaded.layout.v_type
+
     # -- what it does ----------------------------------------------------------------------
     def generate(
         self,
