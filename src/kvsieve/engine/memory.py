@@ -1,5 +1,6 @@
 """Whether a model and its cache fit in memory, asked before anything is loaded."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,21 +39,18 @@ class MemoryNeed:
         return self.weights_bytes + self.cache_bytes + self.scratch_bytes
 
 
-def packed_bytes(tensors: Iterable[TensorInfo], *, tied: bool, as_f32: bool = False) -> int:
+def packed_bytes(tensors: Iterable[TensorInfo], *, tied: bool) -> int:
     """Bytes of the weights once packed for the kernels.
 
-    tied    the embedding is also the output matrix, and is packed as that; otherwise its rows
-            are read from the mapped file and take nothing
-    as_f32  everything is kept as f32
+    `tied`: the embedding is also the output matrix, and is packed as that. Otherwise its rows are
+    read from the mapped file, and take nothing.
     """
     total = 0
     for tensor in tensors:
-        values = 1
-        for size in tensor.shape:
-            values *= size
+        values = math.prod(tensor.shape)
         if tensor.name == "token_embd.weight" and not tied:
             continue
-        if as_f32 or len(tensor.shape) < 2:
+        if len(tensor.shape) < 2:
             total += 4 * values
         else:
             total += -(-values // 32) * _BYTES_PER_32.get(tensor.ggml_type, 34)
@@ -79,10 +77,10 @@ def check_memory(need: MemoryNeed, *, available_bytes: int) -> None:
 
 def available_memory() -> int:
     """Bytes this process may still take: what the machine has left and its cgroup allows."""
-    return min([int(psutil.virtual_memory().available), *_cgroup_room(Path("/"))])
+    return min([int(psutil.virtual_memory().available), *cgroup_room(Path("/"))])
 
 
-def _cgroup_room(root: Path) -> list[int]:
+def cgroup_room(root: Path) -> list[int]:
     """Bytes left under each memory limit that applies to this process (cgroup v2 and v1)."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

@@ -29,10 +29,9 @@ class Runner:
             step.sequence.cache.reserve(step.end)
         segments = [_segment(step) for step in batch.steps]
         token_ids = np.concatenate([s.sequence.token_ids(s.start, s.end) for s in batch.steps])
-        positions = np.concatenate([np.arange(s.start, s.end, dtype=np.int64) for s in batch.steps])
         counts, rows = _logit_rows(batch)
         logits, stats = self.decoder.forward(
-            token_ids, segments, positions=positions, logit_rows=rows or None, on_layer=on_layer
+            token_ids, segments, logit_rows=rows or None, on_layer=on_layer
         )
         for step, counted in zip(batch.steps, stats.segments, strict=True):
             sequence = step.sequence
