@@ -11,6 +11,9 @@ from kvsieve.types import F32, AnyArray
 EXACT_F32_INTEGER = 2**24
 """Every integer up to this magnitude is a float32, so sums below it are exact in any order."""
 
+EXP_FLOOR = np.float32(-87.0)
+"""e**-87 is 1.6e-38, close to the smallest normal float32."""
+
 
 def fma(a: AnyArray, b: AnyArray, c: AnyArray) -> F32:
     """``a * b + c``, rounded once to float32, elementwise with broadcasting.
@@ -22,6 +25,12 @@ def fma(a: AnyArray, b: AnyArray, c: AnyArray) -> F32:
     total = np.multiply(a, b, dtype=np.float64)
     total = total + c
     return total.astype(np.float32)
+
+
+def exp(x: F32) -> F32:
+    """``e**x`` for x <= 0, in float32; 0 below `EXP_FLOOR`."""
+    result: F32 = np.where(x >= EXP_FLOOR, np.exp(np.maximum(x, EXP_FLOOR)), np.float32(0))
+    return result
 
 
 def float_dot(q: F32, k: F32) -> F32:

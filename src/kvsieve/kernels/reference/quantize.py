@@ -19,6 +19,9 @@ from kvsieve.errors import NumericalError
 from kvsieve.kernels.layout import GROUP
 from kvsieve.types import F32, I8, AnyArray, CacheType
 
+TINY = np.float32(2.0**-100)
+"""Largest magnitudes up to this count as zero where their inverse is needed, so it stays finite."""
+
 Q8_MAX = 127
 Q4_MIN, Q4_MAX = -8, 7
 F16_MAX = 65504.0
@@ -36,10 +39,15 @@ class Rows:
     values: AnyArray
     scales: F32 | None
 
-    def take(self, rows: AnyArray | slice | int) -> "Rows":
-        """The same rows, picked by an index on the first axis."""
+    def take(self, rows: AnyArray | slice | int | tuple[slice, ...]) -> "Rows":
+        """The same rows, picked by an index on the leading axes."""
         scales = None if self.scales is None else self.scales[rows]
         return Rows(values=self.values[rows], scales=scales)
+
+    def flat(self) -> "Rows":
+        """Rows ``[T, H, D]`` as ``[T * H, D]``."""
+        scales = None if self.scales is None else self.scales.reshape(-1, self.scales.shape[-1])
+        return Rows(values=self.values.reshape(-1, self.values.shape[-1]), scales=scales)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +67,8 @@ class Activations:
 def quantize_activations(x: F32) -> Activations:
     """Rows of activations to int8, 32 values at a time.
 
-    ``scale = amax / 127``, ``value = rint(x * (127 / amax))``, half to even. Where ``127 / amax``
-    is no finite float32 (amax is 0 or below about 3.7e-37) the group becomes zeros with scale 0.
+    ``scale = amax / 127``, ``value = rint(x * (127 / amax))``, half to even. A group whose amax is
+    at most `TINY` becomes zeros with scale 0.
 
     Parameters
     ----------
@@ -74,11 +82,8 @@ def quantize_activations(x: F32) -> Activations:
     require_finite("project", "x", x)
     groups = x.reshape(len(x), -1, GROUP)
     amax = np.abs(groups).max(axis=-1)
-    with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.float32(Q8_MAX) / amax
-    usable = np.isfinite(inverse)
-    inverse = np.where(usable, inverse, np.float32(0))
-    scales = np.where(usable, amax / np.float32(Q8_MAX), np.float32(0))
+    inverse = inverse_of_largest(amax, Q8_MAX)
+    scales = np.where(inverse > 0, amax / np.float32(Q8_MAX), np.float32(0))
     values = np.clip(np.rint(groups * inverse[..., None]), -Q8_MAX, Q8_MAX).astype(np.int8)
     sums = scales * values.sum(axis=-1, dtype=np.int32).astype(np.float32)
     return Activations(values=values, scales=scales, sums=sums)
@@ -134,6 +139,13 @@ def quantize_q4(x: F32) -> Rows:
     scales = np.take_along_axis(groups, where, axis=-1) / np.float32(Q4_MIN)
     values = np.clip(_divide(groups, scales), Q4_MIN, Q4_MAX).astype(np.int8)
     return Rows(values=values.reshape(x.shape), scales=scales[..., 0] + np.float32(0))
+
+
+def inverse_of_largest(largest: F32, steps: int) -> F32:
+    """``steps / largest``: what maps the largest magnitude to `steps`; 0 up to `TINY`."""
+    usable = largest > TINY
+    inverse: F32 = np.where(usable, np.float32(steps) / np.where(usable, largest, 1), 0)
+    return inverse.astype(np.float32)
 
 
 def require_finite(function: str, name: str, x: F32) -> None:

@@ -1,0 +1,161 @@
+"""One decoder layer: norm, q/k/v, rotation, cache, selection, attention, output, MLP."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+import numpy as np
+
+from kvsieve.errors import ConfigError, ShapeError
+from kvsieve.kernels.backend import (
+    LayerShape,
+    LayerWeights,
+    Segment,
+    SegmentStats,
+    StepStats,
+    check_f32,
+)
+from kvsieve.kernels.reference.attention import attend
+from kvsieve.kernels.reference.dense import PackedWeight, project, rms_norm, rope, silu_mul
+from kvsieve.kernels.reference.pages import append, check_segment
+from kvsieve.kernels.reference.segment_selection import count_pairs, select
+from kvsieve.types import F32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """A layer's shape and packed weights, checked against each other."""
+
+    shape: LayerShape
+    weights: LayerWeights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The rows of one step: segments one after the other, rotation angles, and what it cost."""
+
+    segments: tuple[Segment, ...]
+    cos: F32
+    sin: F32
+    stats: StepStats
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all segments."""
+        return sum(segment.q_len for segment in self.segments)
+
+
+def build_layer(shape: LayerShape, weights: LayerWeights) -> Layer:
+    """A layer, once its weights have been found to fit its shape.
+
+    Raises
+    ------
+    ConfigError
+        Query heads are not a multiple of KV heads, or the rotated channels do not fit a head.
+    ShapeError
+        A matrix or vector has the wrong size.
+    """
+    if shape.num_kv_heads < 1 or shape.num_q_heads % shape.num_kv_heads or shape.num_q_heads < 1:
+        raise ConfigError(
+            f"[build_layer] num_q_heads: expected a multiple of num_kv_heads="
+            f"{shape.num_kv_heads}, got {shape.num_q_heads}"
+        )
+    if shape.rope_dim % 2 or not 0 <= shape.rope_dim <= shape.head_dim:
+        raise ConfigError(
+            f"[build_layer] rope_dim: expected an even number up to head_dim={shape.head_dim}, "
+            f"got {shape.rope_dim}"
+        )
+    hidden, ffn = shape.hidden_size, shape.intermediate_size
+    q_size, kv_size = shape.num_q_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    matrices: dict[str, tuple[int, int]] = {
+        "q_proj": (q_size, hidden),
+        "k_proj": (kv_size, hidden),
+        "v_proj": (kv_size, hidden),
+        "o_proj": (hidden, q_size),
+        "gate_proj": (ffn, hidden),
+        "up_proj": (ffn, hidden),
+        "down_proj": (hidden, ffn),
+    }
+    for name, (rows, cols) in matrices.items():
+        weight: PackedWeight = getattr(weights, name)
+        if (weight.rows, weight.cols) != (rows, cols):
+            raise ShapeError(
+                f"[build_layer] {name}: expected ({rows}, {cols}), got ({weight.rows}, "
+                f"{weight.cols})"
+            )
+    check_f32("build_layer", "attn_norm", weights.attn_norm, (hidden,))
+    check_f32("build_layer", "ffn_norm", weights.ffn_norm, (hidden,))
+    return Layer(shape=shape, weights=weights)
+
+
+def begin_step(segments: Sequence[Segment], cos: F32, sin: F32) -> Step:
+    """A step over the rows of `segments`.
+
+    Parameters
+    ----------
+    cos, sin : f32 ``[T, rope_dim / 2]``, one row per row of the step
+
+    Raises
+    ------
+    ShapeError
+        The angles do not have the segments' rows, or a segment's arrays do not hold its tokens.
+    """
+    for segment in segments:
+        check_segment("begin_step", segment)
+    num_rows = sum(segment.q_len for segment in segments)
+    check_f32("begin_step", "cos", cos, (num_rows, None))
+    check_f32("begin_step", "sin", sin, cos.shape)
+    stats = StepStats(segments=[SegmentStats() for _ in segments])
+    return Step(segments=tuple(segments), cos=cos, sin=sin, stats=stats)
+
+
+def run_layer(layer: Layer, index: int, hidden: F32, step: Step) -> None:
+    """Layer number `index` over all rows of a step; `hidden` f32 ``[T, W]`` changes in place.
+
+    Time for the cache's append counts as attention.
+    """
+    shape, weights = layer.shape, layer.weights
+    check_f32("run_layer", "hidden", hidden, (step.num_rows, shape.hidden_size))
+    clock = _Clock(step.stats)
+
+    x = rms_norm(hidden, weights.attn_norm, eps=shape.rms_norm_eps)
+    q = project(x, weights.q_proj).reshape(len(x), shape.num_q_heads, shape.head_dim)
+    k = project(x, weights.k_proj).reshape(len(x), shape.num_kv_heads, shape.head_dim)
+    v = project(x, weights.v_proj).reshape(k.shape)
+    q = rope(q, step.cos, step.sin, interleaved=shape.rope_interleaved)
+    k = rope(k, step.cos, step.sin, interleaved=shape.rope_interleaved)
+    clock.charge("dense_ns")
+
+    attended = np.empty_like(q)
+    start = 0
+    for segment, stats in zip(step.segments, step.stats.segments, strict=True):
+        rows = slice(start, start + segment.q_len)
+        append(segment, index, k[rows], v[rows])
+        clock.charge("attention_ns")
+        lists = select(segment, index, q[rows], scale=shape.attention_scale)
+        clock.charge("select_ns")
+        attended[rows] = attend(segment, index, q[rows], scale=shape.attention_scale, lists=lists)
+        attended_pairs, causal_pairs = count_pairs(segment, lists)
+        stats.pairs_attended += attended_pairs
+        stats.pairs_causal += causal_pairs
+        clock.charge("attention_ns")
+        start = rows.stop
+
+    hidden += project(attended.reshape(len(x), -1), weights.o_proj)
+    x = rms_norm(hidden, weights.ffn_norm, eps=shape.rms_norm_eps)
+    gated = silu_mul(project(x, weights.gate_proj), project(x, weights.up_proj))
+    hidden += project(gated, weights.down_proj)
+    clock.charge("dense_ns")
+
+
+class _Clock:
+    """Charges the time since the last charge to one counter of a step."""
+
+    def __init__(self, stats: StepStats) -> None:
+        self._stats = stats
+        self._last = perf_counter_ns()
+
+    def charge(self, counter: str) -> None:
+        now = perf_counter_ns()
+        setattr(self._stats, counter, getattr(self._stats, counter) + now - self._last)
+        self._last = now
