@@ -220,7 +220,9 @@ class EmbeddingTable:
         ConfigError
             If an id is negative or not below `num_rows`.
         """
-        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_rows:
+        if not ids.size:
+            return np.empty((0, self.width), np.float32)
+        if not 0 <= int(ids.min()) <= int(ids.max()) < self.num_rows:
             bad = ids[(ids < 0) | (ids >= self.num_rows)][0]
             raise ConfigError(
                 f"[EmbeddingTable.rows] ids: expected token ids below {self.num_rows}, got {bad}"
