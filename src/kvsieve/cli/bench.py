@@ -1,0 +1,96 @@
+"""``kvsieve bench``: speed by depth, attention settings side by side."""
+
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+from kvsieve.cli.groups import grouped
+from kvsieve.cli.loading import open_model
+from kvsieve.cli.options import ArmOptions, ModelOptions, SparseOptions, integer, numbers, option
+from kvsieve.cli.progress import StatusBar
+from kvsieve.errors import ConfigError
+from kvsieve.evals.results import RowWriter, check_format
+
+_RUN = "Measurement"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """What is timed, how often, and how it is printed."""
+
+    depths: Annotated[
+        str,
+        option(
+            "-d",
+            "--depths",
+            panel=_RUN,
+            metavar="N,N,...",
+            help="Prompt lengths in tokens; tokens are decoded after each.",
+        ),
+    ] = "512,2048,4096"
+    predict: Annotated[
+        int,
+        integer("-n", "--predict", panel=_RUN, help="Tokens to decode at each depth."),
+    ] = 32
+    rounds: Annotated[
+        int,
+        integer("-r", "--repetitions", panel=_RUN, help="Rounds; medians are reported."),
+    ] = 5
+    output: Annotated[
+        str,
+        option("-o", "--output", panel=_RUN, metavar="FORMAT", help="json, md or csv."),
+    ] = "md"
+
+    def __post_init__(self) -> None:
+        check_format(self.output)
+        if min(numbers("-d/--depths", self.depths, int)) < 1:
+            raise ConfigError(f"-d/--depths: expected 1 token or more, got {self.depths}")
+        for name, value in (("-n/--predict", self.predict), ("-r/--repetitions", self.rounds)):
+            if value < 1:
+                raise ConfigError(f"{name}: expected at least 1, got {value}")
+
+
+@grouped
+def bench(
+    run: BenchOptions, compare: ArmOptions, sparse: SparseOptions, model: ModelOptions
+) -> None:
+    """Time reading a prompt (pp) and decoding after it (tg), settings alternating in every round.
+
+    Times are medians over the rounds: of the whole prompt for pp, per token for tg. attention_ms
+    leaves out select_ms; density is the share of the cache that was read. With -o md two more
+    tables follow: exact beside sparse, for the prompt and per decoded token.
+
+    \b
+    Examples:
+      kvsieve bench -d 512,4096 -n 32
+      kvsieve bench -d 8000 --attn exact --attn sparse:k=32 --attn sparse:k=16,selector=even
+      kvsieve bench -d 4096 -ctk f16 -ctv f16 -t 4 -o json
+    """
+    arms = compare.arms(sparse)
+    depths = numbers("-d/--depths", run.depths, int)
+
+    from kvsieve.evals.bench import BenchRow, run_bench
+    from kvsieve.evals.tables import decode_table, prefill_table
+
+    results = []
+    with StatusBar() as bar, open_model(model, bar=bar) as llm:
+        measured = run_bench(
+            llm,
+            arms=arms,
+            depths=depths,
+            decode_tokens=run.predict,
+            rounds=run.rounds,
+            on_run=bar.begin,
+            on_progress=bar.advance,
+        )
+        with RowWriter(sys.stdout, BenchRow, form=run.output) as rows:
+            for result in measured:
+                bar.close()
+                rows.write(result.prefill)
+                rows.write(result.decode)
+                results.append(result)
+    if run.output == "md":
+        print("\nReading the prompt (attention with choosing the blocks; GEMM: all dense work)\n")
+        print(prefill_table(results))
+        print("Per decoded token (attention with choosing the blocks)\n")
+        print(decode_table(results), end="")

@@ -1,0 +1,120 @@
+"""``kvsieve demo``: one long prompt with a needle, read exactly and sparsely, as a table."""
+
+import sys
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kvsieve.attention.config import SparseAttention
+from kvsieve.cli.groups import grouped
+from kvsieve.cli.loading import open_model
+from kvsieve.cli.options import ModelOptions, integer, real
+from kvsieve.cli.progress import StatusBar
+from kvsieve.evals.arms import Arm
+from kvsieve.evals.corpus import passkey_prompt
+from kvsieve.evals.results import readable
+
+if TYPE_CHECKING:
+    from kvsieve.engine.llm import LLM
+    from kvsieve.engine.outputs import Completion
+    from kvsieve.evals.corpus import PasskeyPrompt
+
+BUDGETS = (32, 16, 8, 1)
+REPLY_TOKENS = 32
+ANSWER_WIDTH = 20
+TABLE_WIDTH = 100
+"""Columns of the table where stdout is no terminal and has no width of its own."""
+
+_DEMO = "Demonstration"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """The prompt of the demonstration."""
+
+    length: Annotated[int, integer("--length", panel=_DEMO, help="Tokens of the prompt.")] = 4000
+    depth: Annotated[
+        float,
+        real("--depth", panel=_DEMO, help="Where the key is hidden, from 0 to 1."),
+    ] = 0.5
+    seed: Annotated[
+        int, integer("-s", "--seed", panel=_DEMO, help="Draws the key and the filler.")
+    ] = 0
+
+
+@grouped
+def demo(options: DemoOptions, model: ModelOptions) -> None:
+    """Ask for a key hidden in a long prompt: exactly, then reading at most 32, 16, 8 and 1 blocks.
+
+    \b
+    Examples:
+      kvsieve demo
+      kvsieve demo --length 6000 --depth 0.1 -t 4
+    """
+    from kvsieve.evals.passkey import check_room
+
+    began = perf_counter()
+    arms = [Arm.of(None), *(Arm.of(SparseAttention(k=k)) for k in BUDGETS)]
+    with StatusBar() as bar, open_model(model, bar=bar) as llm:
+        check_room(llm, lengths=[options.length], reply_tokens=REPLY_TOKENS)
+        prompt = passkey_prompt(
+            llm.tokenizer, length=options.length, depth=options.depth, seed=options.seed
+        )
+        table = _table(llm, prompt)
+        for arm in arms:
+            completion = _ask(llm, prompt, arm=arm, bar=bar)
+            table.add_row(*map(Text, _cells(arm, completion, key=prompt.key)))
+    console = Console()
+    Console(width=console.width if console.is_terminal else TABLE_WIDTH).print(table)
+    print(f"{perf_counter() - began:.1f} s in all")
+
+
+def _ask(llm: "LLM", prompt: "PasskeyPrompt", *, arm: Arm, bar: StatusBar) -> "Completion":
+    from kvsieve.engine.sampling import SamplingParams
+
+    what = f"{arm.label}: reading {len(prompt.token_ids):,} tokens"
+    bar.begin(what, total=len(prompt.token_ids))
+    if not sys.stderr.isatty():
+        print(what, file=sys.stderr, flush=True)
+    params = SamplingParams(max_tokens=REPLY_TOKENS, ignore_eos=True)
+    return llm.generate(prompt.token_ids, params, sparse=arm.sparse, on_progress=bar.advance)
+
+
+def _table(llm: "LLM", prompt: "PasskeyPrompt") -> Table:
+    table = Table(
+        title=f"{llm.model_name}: the key {prompt.key} in {len(prompt.token_ids):,} tokens "
+        f"({llm.isa}, threads: {llm.threads})",
+        caption="Attention includes choosing the blocks; times per token are medians. Blocks read: "
+        "mean per token of the reply, layer and KV head. Density: share of the cache read.",
+    )
+    table.add_column("attention")
+    table.add_column("answer", no_wrap=True)
+    table.add_column("needle\nfound", justify="center")
+    table.add_column("prefill\ns", justify="right")
+    table.add_column("attention\nms/token", justify="right")
+    table.add_column("total\nms/token", justify="right")
+    table.add_column("blocks\nread", justify="right")
+    table.add_column("density\nprompt / reply", justify="right")
+    return table
+
+
+def _cells(arm: Arm, completion: "Completion", *, key: str) -> list[str]:
+    from kvsieve.evals.passkey import is_hit
+
+    report, steps = completion.attention, completion.tokens
+    answer = " ".join(completion.text.split())
+    return [
+        arm.label,
+        answer if len(answer) <= ANSWER_WIDTH else answer[: ANSWER_WIDTH - 1] + "…",
+        readable(is_hit(completion.text, key)),
+        f"{completion.timings.prompt_ms / 1e3:.2f}",
+        readable(median(step.attention_ms + step.select_ms for step in steps)),
+        readable(median(step.total_ms for step in steps)),
+        readable(report.decode.blocks_per_query),
+        f"{readable(report.prefill.density)} / {readable(report.decode.density)}",
+    ]

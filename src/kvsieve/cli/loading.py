@@ -1,0 +1,31 @@
+"""From options to a loaded model. The only place that reads the environment for the engine."""
+
+import os
+from typing import TYPE_CHECKING, cast
+
+from kvsieve.cli.options import ModelOptions
+from kvsieve.cli.progress import StatusBar
+
+if TYPE_CHECKING:
+    from kvsieve.engine.llm import LLM
+    from kvsieve.engine.model_loader import BackendName
+
+
+def forced_isa(options: ModelOptions) -> str | None:
+    """The instruction set that KVSIEVE_ISA asks for; it concerns the native backend alone."""
+    return (os.environ.get("KVSIEVE_ISA") or None) if options.backend == "native" else None
+
+
+def open_model(options: ModelOptions, *, bar: StatusBar) -> "LLM":
+    """Load the model that the options name."""
+    from kvsieve.engine.llm import LLM
+
+    bar.begin(f"loading {options.model}")
+    return LLM(
+        options.model,
+        cache_type=options.cache_types,
+        threads=options.threads,
+        ctx_size=options.ctx_size or None,
+        backend=cast("BackendName", options.backend),
+        isa=forced_isa(options),
+    )
