@@ -184,14 +184,18 @@ class TestMerge:
     def test_heads_are_measured_from_their_own_best_block(self) -> None:
         # Head 0 has large logits; without centring, head 1's favourite (block 1) would lose.
         scores = np.array([[[100, 90, 95, 99], [1, 5, 2, 0]]], dtype=np.float32)
-        assert sel.merge_group(scores).tolist() == [[0, 0, -3, -1]]
+        assert sel.merge_group(scores, num_full=4).tolist() == [[0, 0, -3, -1]]
 
-    def test_the_last_block_is_left_out_of_the_maximum(self) -> None:
+    def test_the_open_block_is_left_out_of_the_maximum(self) -> None:
         scores = np.array([[1, 3, 50], [2, 0, 0]], dtype=np.float32)
-        assert sel.merge_group(scores).tolist() == [0, 0, 47]
+        assert sel.merge_group(scores, num_full=2).tolist() == [0, 0, 47]
 
-    def test_a_single_block(self) -> None:
-        assert sel.merge_group(np.array([[4], [7]], dtype=np.float32)).tolist() == [0]
+    def test_a_full_last_block_counts(self) -> None:
+        scores = np.array([[1, 3, 50], [2, 0, 0]], dtype=np.float32)
+        assert sel.merge_group(scores, num_full=3).tolist() == [0, -2, 0]
+
+    def test_an_open_block_alone(self) -> None:
+        assert sel.merge_group(np.array([[4], [7]], dtype=np.float32), num_full=0).tolist() == [0]
 
     def test_tile_includes_every_row_and_every_block(self) -> None:
         scores = np.array([[7, 1, 2], [0, 1, 4], [3, 3, 0]], dtype=np.float32)

@@ -84,7 +84,8 @@ class Selector(ABC):
         scores = self.score(q, k, scale=scale)[:, 0]
         lists_per_kv_head = shape.group_size
         if self.share == "group":
-            scores = merge_group(scores.reshape(shape.num_kv_heads, shape.group_size, -1))
+            by_group = scores.reshape(shape.num_kv_heads, shape.group_size, -1)
+            scores = merge_group(by_group, num_full=shape.kv_len // self.block_size)
             lists_per_kv_head = 1
         sums = None
         if importance is not None:

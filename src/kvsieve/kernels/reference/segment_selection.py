@@ -66,7 +66,8 @@ class _Scorer:
         plan, num_tokens = self.plan, self.segment.start + 1
         scores = self.decode_scores()
         if plan.share == "group":
-            scores = merge_group(scores.reshape(self.num_kv_heads, -1, scores.shape[1]))
+            by_group = scores.reshape(self.num_kv_heads, -1, scores.shape[1])
+            scores = merge_group(by_group, num_full=num_tokens // plan.block_size)
         sums: I64 | None = None
         if self.segment.importance is not None:
             received = self.segment.importance[self.layer, :num_tokens]

@@ -139,24 +139,24 @@ def prefill_scores(
 
 
 # -- one selection for several queries (sections 4 and 6) ---------------------------------------
-def merge_group(scores: F32) -> F32:
+def merge_group(scores: F32, *, num_full: int) -> F32:
     """One score per block for the query heads that share a KV head (decode).
 
     ``max over heads of (score - that head's maximum)``: heads differ in how large their logits
-    are, so each is measured from its own best block. The maximum leaves out the last block,
-    the one that holds the query: it is kept anyway, and its short distance would dwarf the rest.
+    are, so each is measured from its own best block. The maximum leaves out the open block, if there
+    is one: its score comes from other keys (step 1 follows its length), and it is kept anyway.
 
     Parameters
     ----------
-    scores : f32 ``[..., G, Nb]``, the heads of one group; the last column is the last block, left
-        out of the maximum whether it is full or still open (where it is the only one, it counts)
+    scores : f32 ``[..., G, Nb]``, the heads of one group
+    num_full : full blocks, ``num_tokens // block_size``: Nb, or Nb - 1 where the last one is open.
+        An open block that is the only one counts, so that there is a maximum.
 
     Returns
     -------
     f32 ``[..., Nb]``
     """
-    compared = scores[..., :-1] if scores.shape[-1] > 1 else scores
-    best = compared.max(axis=-1, keepdims=True)
+    best = scores[..., : max(1, num_full)].max(axis=-1, keepdims=True)
     merged: F32 = (scores - best).max(axis=-2)
     return merged
 
