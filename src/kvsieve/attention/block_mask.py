@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvsieve.attention.csr import check_rows, frozen_integers, row_of_entry
-from kvsieve.attention.inputs import described
+from kvsieve.attention.inputs import check_positive, described
 from kvsieve.errors import ConfigError, ShapeError
 from kvsieve.kernels.backend import BlockLists
 from kvsieve.types import BLOCK_SIZE, I32, I64, Bool
@@ -63,7 +63,7 @@ class BlockMask:
 
     def __post_init__(self) -> None:
         for name in ("num_kv_heads", "q_len", "kv_len", "block_size", "lists_per_kv_head"):
-            _check_positive(name, getattr(self, name))
+            check_positive("BlockMask", name, getattr(self, name))
         if self.q_len > self.kv_len:
             raise ShapeError(
                 f"[BlockMask] q_len: expected at most kv_len={self.kv_len}, got {self.q_len}"
@@ -211,7 +211,7 @@ class BlockMask:
         lists_per_kv_head: int = 1,
     ) -> "BlockMask":
         """From a grid ``bool [num_heads, num_tiles, num_blocks]``, the inverse of `to_blocks`."""
-        _check_positive("block_size", block_size)
+        check_positive("BlockMask", "block_size", block_size)
         num_blocks = -(-kv_len // block_size)
         if _not_bool(grid, 3) or grid.shape[2] != num_blocks:
             raise ShapeError(
@@ -244,7 +244,7 @@ class BlockMask:
                 f"[BlockMask.from_dense] mask: expected bool [Tq, Tkv] or [heads, Tq, Tkv], "
                 f"got {described(mask)}"
             )
-        _check_positive("block_size", block_size)
+        check_positive("BlockMask", "block_size", block_size)
         heads = mask[None] if mask.ndim == 2 else mask
         _, q_len, kv_len = heads.shape
         if 0 in heads.shape or q_len > kv_len:
@@ -272,7 +272,7 @@ class BlockMask:
         cls, *, q_len: int, kv_len: int, num_kv_heads: int = 1, block_size: int = BLOCK_SIZE
     ) -> "BlockMask":
         """Every causal block: what exact attention reads."""
-        _check_positive("block_size", block_size)
+        check_positive("BlockMask", "block_size", block_size)
         num_blocks = -(-kv_len // block_size)
         tiles = np.arange((kv_len - q_len) // block_size, num_blocks)
         grid = np.arange(num_blocks)[None, :] <= tiles[:, None]
@@ -359,17 +359,12 @@ class BlockMask:
         )
 
 
-def _check_positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"[BlockMask] {name}: expected a positive integer, got {value!r}")
-
-
 def _not_bool(array: object, rank: int) -> bool:
     return not (isinstance(array, np.ndarray) and array.dtype == np.bool_ and array.ndim == rank)
 
 
 def _kv_heads(function: str, num_heads: int, lists_per_kv_head: int) -> int:
-    _check_positive("lists_per_kv_head", lists_per_kv_head)
+    check_positive("BlockMask", "lists_per_kv_head", lists_per_kv_head)
     if num_heads % lists_per_kv_head:
         raise ShapeError(
             f"[BlockMask.{function}] lists_per_kv_head: expected a divisor of the {num_heads} "

@@ -92,6 +92,12 @@ def softmax_scale(function: str, scale: float | None, head_dim: int) -> float:
     return float(scale)
 
 
+def check_positive(function: str, name: str, value: object) -> None:
+    """ConfigError unless `value` is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ConfigError(f"[{function}] {name}: expected a positive integer, got {value!r}")
+
+
 def described(value: object) -> str:
     """What came, for an error message: dtype and shape, or the type's name."""
     if isinstance(value, np.ndarray):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvsieve.attention.block_mask import BlockMask
+from kvsieve.attention.inputs import check_positive
 from kvsieve.errors import ConfigError
 from kvsieve.types import BLOCK_SIZE, Bool
 
@@ -55,6 +56,7 @@ class StaticMask:
         Reading by blocks reads the visible part of whole blocks: at least the rule's tokens,
         and usually more. Never builds a token mask.
         """
+        check_positive("StaticMask.blocks", "block_size", block_size)
         kv_len = _checked_lengths(q_len, kv_len)
         num_blocks = -(-kv_len // block_size)
         tiles = np.arange((kv_len - q_len) // block_size, num_blocks)[:, None]
@@ -92,7 +94,7 @@ def causal() -> StaticMask:
 
 def sliding_window(width: int) -> StaticMask:
     """Query ``i`` reads tokens ``max(0, i - width + 1)..i``, itself included."""
-    _check_positive("sliding_window", "width", width)
+    check_positive("sliding_window", "width", width)
     return StaticMask(window=width)
 
 
@@ -100,7 +102,11 @@ def global_tokens(positions: Iterable[int]) -> StaticMask:
     """Query ``i`` reads the tokens of `positions` that are not after it, and itself."""
     kept = frozenset(positions)
     for position in kept:
-        if isinstance(position, bool) or not isinstance(position, int) or position < 0:
+        if (
+            isinstance(position, bool)
+            or not isinstance(position, (int, np.integer))
+            or position < 0
+        ):
             raise ConfigError(
                 f"[global_tokens] positions: expected integers from 0, got {position!r}"
             )
@@ -109,7 +115,7 @@ def global_tokens(positions: Iterable[int]) -> StaticMask:
 
 def sinks(count: int) -> StaticMask:
     """Query ``i`` reads the first `count` tokens, and itself."""
-    _check_positive("sinks", "count", count)
+    check_positive("sinks", "count", count)
     return StaticMask(window=1, kept=frozenset(range(count)))
 
 
@@ -118,13 +124,14 @@ def receptive_field(window: int, num_layers: int) -> int:
 
     ``L * (w - 1) + 1``: each layer reaches ``w - 1`` positions further back.
     """
-    _check_positive("receptive_field", "window", window)
-    _check_positive("receptive_field", "num_layers", num_layers)
+    check_positive("receptive_field", "window", window)
+    check_positive("receptive_field", "num_layers", num_layers)
     return num_layers * (window - 1) + 1
 
 
 def positions_loaded(positions: Iterable[int], *, block_size: int = BLOCK_SIZE, kv_len: int) -> int:
     """Tokens that are read from memory to get at `positions`, block by block."""
+    check_positive("positions_loaded", "block_size", block_size)
     wanted = set(positions)
     if not all(0 <= position < kv_len for position in wanted):
         raise ConfigError(
@@ -139,8 +146,3 @@ def _checked_lengths(q_len: int, kv_len: int | None) -> int:
     if not 1 <= q_len <= total:
         raise ConfigError(f"[StaticMask] q_len: expected 1 to kv_len={total} queries, got {q_len}")
     return total
-
-
-def _check_positive(function: str, name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"[{function}] {name}: expected a positive integer, got {value!r}")

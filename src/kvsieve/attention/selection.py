@@ -4,7 +4,7 @@ For trying a selection out: the same rules and the same kernels as the engine's,
 model. The engine itself hands its paged cache to the kernels and does not come through here.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from kvsieve.attention.inputs import (
     AttentionShape,
     as_float,
     attention_shape,
+    check_positive,
     check_values_like_keys,
     described,
     softmax_scale,
@@ -171,6 +172,8 @@ def attend(
     shape = attention_shape("attend", q, k)
     check_values_like_keys("attend", v, k)
     factor = softmax_scale("attend", scale, shape.head_dim)
+    if isinstance(backend, str) and backend not in get_args(BackendName):
+        raise ConfigError(f"[attend] backend: expected native or reference, got {backend!r}")
     tokens: Bool | None = None
     lists: BlockLists | None = None
     if not isinstance(mask, BlockMask):
@@ -255,10 +258,7 @@ def _is_prefill(shape: AttentionShape, prompt_len: int | None) -> bool:
     if prompt_len is None:
         is_prefill, complete = shape.q_len > 1, True
     else:
-        if isinstance(prompt_len, bool) or not isinstance(prompt_len, int) or prompt_len < 1:
-            raise ConfigError(
-                f"[select_blocks] prompt_len: expected a positive integer, got {prompt_len!r}"
-            )
+        check_positive("select_blocks", "prompt_len", prompt_len)
         is_prefill = prompt_len >= shape.kv_len
         complete = prompt_len == shape.kv_len or shape.kv_len % BLOCK_SIZE == 0
     if not is_prefill and shape.q_len > 1:
@@ -307,8 +307,6 @@ def _resolved(backend: BackendName | Backend) -> Backend:
         from kvsieve.kernels.reference.backend import ReferenceBackend
 
         return ReferenceBackend()
-    if backend == "native":
-        from kvsieve.kernels.native import NativeBackend
+    from kvsieve.kernels.native import NativeBackend
 
-        return NativeBackend()
-    raise ConfigError(f"[attend] backend: expected native or reference, got {backend!r}")
+    return NativeBackend()
