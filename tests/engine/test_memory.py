@@ -4,8 +4,8 @@ import pytest
 
 from kvsieve.engine.memory import (
     MemoryNeed,
-    cgroup_room,
     available_memory,
+    cgroup_room,
     check_memory,
     packed_bytes,
 )

@@ -60,7 +60,7 @@ def test_an_unknown_backend_is_named():
 
 
 def test_the_reference_backend_has_no_instruction_set_to_choose():
-    with pytest.raises(ConfigError, match="isa: expected None .* got 'avx2'"):
+    with pytest.raises(ConfigError, match=r"isa: expected None .* got 'avx2'"):
         make_backend("reference", isa="avx2")
 
 

@@ -113,6 +113,6 @@ def test_blocks_per_query():
 
 
 def test_no_time_is_no_speed():
-    nothing = Timings(**{name: 0 for name in Timings.__dataclass_fields__})
+    nothing = Timings(**dict.fromkeys(Timings.__dataclass_fields__, 0))
     assert nothing.prompt_per_second == 0
     assert nothing.predicted_per_second == 0

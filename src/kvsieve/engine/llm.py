@@ -11,7 +11,7 @@ import numpy as np
 from kvsieve.attention.config import SparseAttention
 from kvsieve.cache.block_pool import BlockPool
 from kvsieve.cache.kv_cache import KVCache, blocks_for
-from kvsieve.engine.chat_template import ChatTemplate, encode_chat
+from kvsieve.engine.chat_template import ChatTemplate, encode_messages
 from kvsieve.engine.generation import Engine, Generation, Progress
 from kvsieve.engine.model_loader import BackendName, load_model, make_backend, resolve_model
 from kvsieve.engine.outputs import Completion, EngineInfo, StreamEvent
@@ -201,17 +201,31 @@ class LLM:
         )
         return generation.events()
 
-    def logits(self, token_ids: Items[int], *, sparse: SparseChoice = UNSET) -> F32:
-        """Next-token logits after each of `token_ids`, read as one prompt.
+    def logits(
+        self,
+        token_ids: Items[int],
+        *,
+        prompt_len: int | None = None,
+        sparse: SparseChoice = UNSET,
+    ) -> F32:
+        """Next-token logits after each of `token_ids`, for evaluation.
 
-        Returns ``f32 [len(token_ids), vocab_size]``. Same bits for any `prefill_chunk`.
+        Tokens from position `prompt_len` on are decoded one by one, as if they had been generated;
+        None: all are read as one prompt. In exact mode this changes no bit.
+
+        Returns ``f32 [len(token_ids), vocab_size]``.
         """
         ids = self._prompt_ids(token_ids)
-        sequence = self._sequence(ids, sparse, max_tokens=len(ids))
+        prompt_len = len(ids) if prompt_len is None else prompt_len
+        if not 1 <= prompt_len <= len(ids):
+            raise ConfigError(
+                f"[LLM.logits] prompt_len: expected 1 to {len(ids)} (tokens), got {prompt_len}"
+            )
+        sequence = self._sequence(ids[:prompt_len], sparse, max_tokens=len(ids))
+        sequence.output_ids += ids[prompt_len:].tolist()
         logits = np.empty((len(ids), self.config.vocab_size), np.float32)
         try:
-            while sequence.cache.num_tokens < len(ids):
-                start = sequence.cache.num_tokens
+            while (start := sequence.cache.num_tokens) < len(ids):
                 batch = self._engine.scheduler.next_batch([sequence], prompt_logits="all")
                 (rows,), _ = self._engine.runner.forward(batch)
                 logits[start : sequence.cache.num_tokens] = rows
@@ -226,13 +240,13 @@ class LLM:
             raise TemplateError(
                 f"[LLM.chat_prompt] model: expected a chat template, got none in {self.model_name}"
             )
-        bos, eos = self.tokenizer.bos_id, self.config.eos_id
+        bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
         template = ChatTemplate(
             source,
             bos_token="" if bos is None else self.tokenizer.token_text(bos),
             eos_token="" if eos is None else self.tokenizer.token_text(eos),
         )
-        return encode_chat(self.tokenizer, template.render(messages))
+        return encode_messages(self.tokenizer, template, messages)
 
     def close(self) -> None:
         """Give the memory back; the LLM is of no use afterwards."""
