@@ -187,6 +187,8 @@ def _check_step(
     logit_rows: Sequence[int] | None,
 ) -> I32 | I64:
     num_rows = sum(segment.q_len for segment in segments)
+    if num_rows < 1:
+        raise ShapeError("[Decoder.forward] segments: expected at least one row, got none")
     if token_ids.ndim != 1 or token_ids.dtype.kind not in "iu" or len(token_ids) != num_rows:
         raise ShapeError(
             f"[Decoder.forward] token_ids: expected integers [{num_rows}], "
