@@ -1,0 +1,26 @@
+.PHONY: demo test test-slow lint format wheel clean
+
+demo: ## set up, then answer from a long prompt exactly and sparsely
+	./demo
+
+test: ## set up, then every check and the tests; more pytest options: make test ARGS="-x -k masks"
+	./test $(ARGS)
+
+test-slow: ## the tests that take longer than a few seconds each
+	./test -m slow $(ARGS)
+
+lint: ## the checks without the tests
+	scripts/setup.sh dev
+	scripts/lint.sh
+
+format: ## let ruff and clang-format rewrite what they can
+	scripts/setup.sh dev
+	scripts/lint.sh --fix
+
+wheel: ## a wheel in dist/, built in isolation (needs a C++20 compiler on PATH)
+	scripts/setup.sh
+	.venv/bin/python -m pip wheel --no-deps -w dist .
+
+clean: ## remove everything that is made, the environment included
+	rm -rf .venv build dist report .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
