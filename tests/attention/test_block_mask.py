@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsieve.attention.block_mask import BlockMask
@@ -96,6 +96,7 @@ class TestTiles:
         assert mask.blocks(0).tolist() == [0, 1, 2, 3]
         assert mask.tile_rows.tolist() == [1]
 
+    @settings(max_examples=40, deadline=None)
     @given(block_masks())
     def test_rows_add_up(self, mask: BlockMask) -> None:
         assert mask.tile_rows.sum() == mask.q_len
@@ -108,6 +109,7 @@ class TestDense:
         mask = BlockMask.from_lists([[[0], [0, 1]]], q_len=8, kv_len=8, block_size=4)
         np.testing.assert_array_equal(mask.to_dense()[0], np.tril(np.ones((8, 8), dtype=bool)))
 
+    @settings(max_examples=40, deadline=None)
     @given(block_masks())
     def test_one_token_at_a_time(self, mask: BlockMask) -> None:
         dense = mask.to_dense()
@@ -120,10 +122,12 @@ class TestDense:
             listed = t // mask.block_size in mask.blocks(h, tile)
             assert dense[h, i, t] == (listed and t <= position)
 
+    @settings(max_examples=40, deadline=None)
     @given(block_masks())
     def test_no_row_is_empty(self, mask: BlockMask) -> None:
         assert mask.to_dense().any(axis=-1).all()
 
+    @settings(max_examples=40, deadline=None)
     @given(block_masks())
     def test_there_and_back(self, mask: BlockMask) -> None:
         again = BlockMask.from_dense(
@@ -170,6 +174,7 @@ class TestDensity:
 
 
 class TestSets:
+    @settings(max_examples=40, deadline=None)
     @given(st.data())
     def test_union_and_intersection_by_tokens(self, data: st.DataObject) -> None:
         one = data.draw(block_masks(block=4))

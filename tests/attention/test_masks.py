@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsieve.attention.block_mask import BlockMask
@@ -58,6 +58,7 @@ class TestTokenRules:
         mask = sliding_window(3) | sinks(1) | global_tokens({4, 6})
         assert row(mask, 7) == [0, 4, 5, 6, 7]
 
+    @settings(max_examples=40, deadline=None)
     @given(unions, st.integers(1, 45), st.integers(0, 45))
     def test_union_is_the_or_of_its_parts_and_no_row_is_empty(
         self, parts: list[StaticMask], q_len: int, cached: int
@@ -90,6 +91,7 @@ class TestPairsRead:
             8.26, abs=0.005
         )
 
+    @settings(max_examples=40, deadline=None)
     @given(unions, st.integers(1, 60))
     def test_counts_each_pair_of_the_rule_once(self, parts: list[StaticMask], n: int) -> None:
         mask = union(parts)
@@ -97,6 +99,7 @@ class TestPairsRead:
 
 
 class TestBlocks:
+    @settings(max_examples=40, deadline=None)
     @given(unions, st.integers(1, 70), st.integers(0, 70), st.sampled_from([1, 4, 32]))
     def test_exactly_the_blocks_that_hold_a_token(
         self, parts: list[StaticMask], q_len: int, cached: int, block: int

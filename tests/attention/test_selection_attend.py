@@ -50,7 +50,7 @@ def values_of_scores(logits: list[float], values: list[float]) -> tuple[np.ndarr
 
 class TestAgainstTheOracle:
     @pytest.mark.parametrize("cache_type", ["f32", "f16", "q8_0", "q4_0"])
-    @pytest.mark.parametrize(("q_len", "kv_len"), [(1, 1), (1, 97), (70, 70), (60, 97), (40, 640)])
+    @pytest.mark.parametrize(("q_len", "kv_len"), [(1, 1), (1, 97), (70, 70), (60, 97), (33, 545)])
     def test_exact(self, backend: str, q_len: int, kv_len: int, cache_type: CacheType) -> None:
         q, k, v = qkv(4, 2, q_len, kv_len, 32)
         out = attend(q, k, v, cache_type=cache_type, backend=backend)
@@ -70,7 +70,7 @@ class TestAgainstTheOracle:
         expected = dense_attention(q, k, v, mask.to_dense()).out
         np.testing.assert_allclose(out, expected, atol=TOLERANCE[cache_type])
 
-    @settings(max_examples=25)
+    @settings(max_examples=25, deadline=None)
     @given(block_masks(block=32), st.integers(1, 40))
     def test_any_mask_and_head_dim(self, mask: BlockMask, dim: int) -> None:
         q, k, v = qkv(2 * mask.num_kv_heads, mask.num_kv_heads, mask.q_len, mask.kv_len, dim)
@@ -87,7 +87,7 @@ class TestAgainstTheOracle:
     @pytest.mark.parametrize("selector", ["probe", "even"])
     @pytest.mark.parametrize("share", ["head", "group"])
     def test_selected_blocks(self, backend: str, selector: str, share: str) -> None:
-        q, k, v = qkv(6, 2, 256, 256, 16)
+        q, k, v = qkv(6, 2, 192, 192, 16)
         sparse = SparseAttention(k=3, selector=selector, share=share, dense_tail=40)  # type: ignore[arg-type]
         for rows in (q, q[:, -1:]):
             mask = select_blocks(rows, k, sparse=sparse)
@@ -171,7 +171,7 @@ class TestBits:
         np.testing.assert_array_equal(attend(q, k, v, full, **options), attend(q, k, v, **options))
 
     @pytest.mark.parametrize(
-        ("n", "k"), [(97, 4), *((n, 2) for n in (1, 10, 31, 32, 33, 50, 64)), (640, 20), (97, 99)]
+        ("n", "k"), [(97, 4), *((n, 2) for n in (1, 10, 31, 32, 33, 50, 64)), (200, 7), (97, 99)]
     )
     def test_a_budget_that_fits_everything_changes_nothing(
         self, backend: str, n: int, k: int

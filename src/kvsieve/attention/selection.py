@@ -187,6 +187,9 @@ def attend(
     q32, k32, v32 = (
         as_float("attend", name, array) for name, array in (("q", q), ("k", k), ("v", v))
     )
+    if lists is not None and lists.num_heads > shape.num_kv_heads and shape.q_len > 1:
+        # The kernels take lists of prompt tiles per KV head alone: give each query head its own.
+        k32, v32 = (np.repeat(array, shape.group_size, axis=0) for array in (k32, v32))
     if tokens is not None:
         if cache_type != "f32":
             raise ConfigError(
