@@ -87,3 +87,26 @@ def stored(segment: Segment, kv_head: int, side: str) -> np.ndarray:
         width = values.shape[1] // got.scales.shape[1]
         values *= np.repeat(got.scales, width, axis=1)
     return values[: segment.start + segment.q_len]
+
+
+def random_qkv(tokens: int, q_heads: int, kv_heads: int, head_dim: int = 32, *, seed: int = 0):
+    """q ``[T, Hq, D]``, k and v ``[T, Hkv, D]``, float32."""
+    rng = np.random.default_rng(seed)
+    q = rng.standard_normal((tokens, q_heads, head_dim), dtype=np.float32)
+    k, v = rng.standard_normal((2, tokens, kv_heads, head_dim), dtype=np.float32)
+    return q, k, v
+
+
+def dense_oracle(q, k, v, mask, *, scale) -> np.ndarray:
+    """Attention of one head in float64: q ``[R, D]``, k and v ``[T, D]``, mask ``[R, T]``."""
+    logits = q.astype(np.float64) @ k.astype(np.float64).T * scale
+    logits = np.where(mask, logits, -np.inf)
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return weights @ v.astype(np.float64) / weights.sum(axis=1, keepdims=True)
+
+
+def probabilities(q, k, mask, *, scale) -> np.ndarray:
+    """The weights of `dense_oracle`, float64 ``[R, T]``."""
+    logits = np.where(mask, q.astype(np.float64) @ k.astype(np.float64).T * scale, -np.inf)
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)

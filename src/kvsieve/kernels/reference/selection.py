@@ -143,8 +143,8 @@ def merge_group(scores: F32, *, num_full: int) -> F32:
     """One score per block for the query heads that share a KV head (decode).
 
     ``max over heads of (score - that head's maximum)``: heads differ in how large their logits
-    are, so each is measured from its own best block. The maximum leaves out the open block, if there
-    is one: its score comes from other keys (step 1 follows its length), and it is kept anyway.
+    are, so each is measured from its own best block. The maximum leaves out the open block, if
+    there is one: its score comes from other keys (step 1 follows its length) and it is kept anyway.
 
     Parameters
     ----------
