@@ -43,7 +43,7 @@ class LayerShape:
     head_dim: int
     rms_norm_eps: float
     rope_interleaved: bool
-    """True: pairs are (2i, 2i+1), as in a GGUF of the Llama architecture; False: (i, i + rope_dim/2)."""
+    """True: pairs are (2i, 2i+1), as in a GGUF of Llama; False: (i, i + rope_dim/2)."""
     rope_dim: int
     attention_scale: float
 
@@ -83,7 +83,7 @@ class SparsePlan:
     """Prefill tiles (blocks of 32 positions) with this index or a higher one run exactly."""
 
     def decode_is_sparse(self, num_tokens: int) -> bool:
-        """Whether a decoded token that sees `num_tokens` tokens, itself included, passes the gate."""
+        """Whether a decoded token that sees `num_tokens` tokens, itself included, is sparse."""
         return num_tokens > 2 * BLOCK_SIZE and -(-num_tokens // self.block_size) > self.k
 
     def tile_is_sparse(self, tile: int) -> bool:
@@ -98,7 +98,7 @@ class Segment:
 
     pages       ``u8 [L, num_pages, Hkv, page_bytes]``: the pool, shared by all sequences
     block_table ``i32 [>= ceil((start + q_len) / 32)]``: page of each block, in order
-    index       ``u8 [L, groups, Hkv, record_bytes]`` or None (no strided selector, or keys not q8_0)
+    index       ``u8 [L, groups, Hkv, record_bytes]`` or None (no selector, or keys not q8_0)
     importance  ``i64 [L, >= start + q_len]`` in units of 2**-24, or None: added to in prefill
                 when `record_importance`, read by the selector `probe` in decode
     """
@@ -132,7 +132,8 @@ class SegmentStats:
 class StepStats:
     """Wall time of a step by what it was spent on, and per-segment counts.
 
-    ``attention_ns`` leaves out ``select_ns`` (scoring and choosing blocks); ``dense_ns`` is the rest of the layers.
+    ``attention_ns`` leaves out ``select_ns`` (scoring and choosing blocks); ``dense_ns`` is the
+    rest of the layers.
     """
 
     dense_ns: int = 0
@@ -145,7 +146,8 @@ class StepStats:
 class BlockLists:
     """Blocks of 32 chosen for each row, in CSR form, sorted and unique within a row.
 
-    Row ``head * num_tiles + tile``; ``num_heads`` is Hkv (one list per group) or Hq (one per query head).
+    Row ``head * num_tiles + tile``; ``num_heads`` is Hkv (one list per group) or Hq (one per
+    query head).
     ``tile`` counts from the tile of the segment's first row.
     """
 
@@ -175,7 +177,9 @@ class Backend(Protocol):
     # -- cache, selection, attention: one layer of one segment ------------------------------
     def append(self, segment: Segment, layer: int, k: F32, v: F32) -> None: ...
     def score_blocks(self, segment: Segment, layer: int, q: F32, *, scale: float) -> F32: ...
-    def select(self, segment: Segment, layer: int, q: F32, *, scale: float) -> BlockLists | None: ...
+    def select(
+        self, segment: Segment, layer: int, q: F32, *, scale: float
+    ) -> BlockLists | None: ...
     def attend(
         self, segment: Segment, layer: int, q: F32, *, scale: float, lists: BlockLists | None
     ) -> F32: ...

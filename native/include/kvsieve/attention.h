@@ -1,0 +1,68 @@
+// Attention of one layer over the pages of several sequences, exact or under the chosen lists.
+#pragma once
+
+#include <vector>
+
+#include "kvsieve/buffer.h"
+#include "kvsieve/segment.h"
+
+namespace kvsieve {
+
+class Attention {
+ public:
+  Attention(const Kernels& kernels, int threads) : kernels_(kernels), scratch_(threads) {}
+
+  // Sizes buffers. Not called by workers.
+  void prepare(HeadShape shape, const std::vector<Segment>& segments);
+  // Writes out [rows][Hq * D]; called by every worker of a job.
+  void run(Worker& worker, const std::vector<Segment>& segments, const std::vector<Lists>& lists,
+           const FoldedQueries& queries, int layer, float* out);
+
+ private:
+  struct Scratch {
+    Buffer<float> logits, o;
+    Buffer<uint8_t> codes;
+    Buffer<float> run_max;             // [run][row of the tile]
+    Buffer<int32_t> importance_run;    // one run's tokens
+    std::vector<int64_t> importance;   // every recording segment's tokens, one after the other
+  };
+  // A unit of work: one run of a decode list for the rows that share it, or one prompt tile of one
+  // query head.
+  struct Item {
+    int segment, head, tile, run, rows;
+    size_t partial;
+  };
+  // Where decode's runs left (o, m, s) of one query head, to be merged in order.
+  struct Merge {
+    int segment, head, runs;
+    size_t partial, step;
+  };
+  struct List {
+    const int32_t* blocks;
+    int length;
+  };
+
+  void plan(const std::vector<Segment>& segments, const std::vector<Lists>& lists);
+  List list(const Segment& s, const Lists& lists, int head, int tile) const;
+  void attend_run(const Segment& s, int layer, int kv_head, List blocks, int run, const Queries& q,
+                  int rows, const int* visible, float* logits, float* o, float* m, float* sums,
+                  Scratch& scratch) const;
+  void attend_decode(const Segment& s, const Lists& lists, const FoldedQueries& queries, int layer,
+                     const Item& item, Scratch& scratch);
+  void attend_tile(const Segment& s, const Lists& lists, const FoldedQueries& queries, int layer,
+                   const Item& item, float* out, Scratch& scratch);
+  void record_importance(List blocks, int rows, const float* m, const float* sums,
+                         int64_t* importance, Scratch& scratch) const;
+  void merge(const Merge& merge, float* out) const;
+
+  const Kernels& kernels_;
+  HeadShape shape_{};
+  std::vector<Scratch> scratch_;
+  std::vector<Item> items_;
+  std::vector<Merge> merges_;
+  std::vector<size_t> importance_at_;  // where a segment's tokens start in Scratch::importance
+  std::vector<int32_t> every_block_;   // 0, 1, 2, ...
+  Buffer<float> partials_;             // decode: [item][row][D + 2]
+};
+
+}  // namespace kvsieve

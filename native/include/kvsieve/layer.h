@@ -1,0 +1,93 @@
+// One decoder layer: norm, qkv, rope, append, select, attend, output projection, gated MLP.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "kvsieve/attention.h"
+#include "kvsieve/selection.h"
+#include "kvsieve/weights.h"
+
+namespace kvsieve {
+
+// A layer's shape is data: another architecture is other values, not other code.
+struct LayerShape {
+  int hidden_size, intermediate_size;
+  HeadShape heads;
+  float rms_norm_eps;
+  bool rope_interleaved;
+  int rope_dim;
+  float attention_scale;
+};
+
+struct Layer {
+  LayerShape shape;
+  const float *attn_norm, *ffn_norm;
+  const Weight *q, *k, *v, *o, *gate, *up, *down;
+};
+
+struct StepTimes {
+  int64_t dense_ns = 0, attention_ns = 0, select_ns = 0;
+};
+
+// The rows of all sequences in one step, one after the other.
+struct Step {
+  std::vector<Segment> segments;
+  int rows = 0;
+  const float *cos, *sin;  // [rows][rope_dim / 2]
+  StepTimes times;
+};
+
+// Threads, kernels and buffers; runs one job at a time.
+class Engine {
+ public:
+  Engine(const Kernels& kernels, int threads)
+      : kernels_(kernels), team_(threads), selection_(kernels, threads), attention_(kernels, threads) {}
+
+  // hidden [rows][hidden_size] is updated in place. False if NaN or infinity reached the cache.
+  bool run_layer(const Layer& layer, int index, float* hidden, Step& step);
+
+  // Parts of a layer on their own, for tests and for callers with their own queries.
+  // x [rows][cols] is read as activations; y [rows][weight rows].
+  void project(const float* x, int rows, const Weight& weight, float* y);
+  bool append(Step& step, int layer, const float* k, const float* v);
+  bool score(Step& step, HeadShape shape, int layer, float* q, float scale, float* out, int stride);
+  // Lists are read from selection() afterwards.
+  bool select(Step& step, HeadShape shape, int layer, float* q, float scale);
+  bool attend(Step& step, HeadShape shape, int layer, float* q, float scale,
+              const std::vector<Lists>& lists, float* out);
+
+  const Selection& selection() const { return selection_; }
+  const Kernels& kernels() const { return kernels_; }
+  int threads() const { return team_.size(); }
+
+ private:
+  // A matrix of activations with its quantised twin, sized for a step.
+  struct ActivationBuffer {
+    Buffer<float> values, scale, sum;
+    Buffer<int8_t> codes;
+    Buffer<int32_t> codes_sum;
+    Activations prepare(int rows, int cols);
+  };
+  struct Output {
+    const Weight* weight;
+    float* y;
+    int stride;
+    bool add;
+  };
+  void project_all(Worker& worker, const Activations& x, int rows,
+                   std::initializer_list<Output> outputs);
+  bool fold(Step& step, HeadShape shape, float* q, float scale);
+
+  const Kernels& kernels_;
+  Team team_;
+  Selection selection_;
+  Attention attention_;
+  FoldedQueries queries_;
+  ActivationBuffer input_, attended_, gated_;
+  Buffer<float> q_, k_, v_, gate_, up_;
+  std::atomic<bool> non_finite_{false};
+};
+
+}  // namespace kvsieve

@@ -1,0 +1,112 @@
+// What a step reads and writes: the rows of each sequence, its pages, and the lists chosen for it.
+#pragma once
+
+#include <atomic>
+#include <vector>
+
+#include "kvsieve/buffer.h"
+#include "kvsieve/kernels.h"
+#include "kvsieve/pool.h"
+
+namespace kvsieve {
+
+struct HeadShape {
+  int num_q_heads, num_kv_heads, head_dim;
+  int group_size() const { return num_q_heads / num_kv_heads; }
+};
+
+// A sparse plan; the twin of kernels/backend.py's SparsePlan. k counts blocks of block_size tokens.
+struct Plan {
+  bool probe;
+  int k, block_size, num_probes;
+  bool share_group;
+  int exact_from_tile;
+};
+
+// The rows that one sequence contributes to a step, and its cache.
+struct Segment {
+  int start, q_len;
+  bool is_prefill, is_sparse;
+  PageLayout layout;
+  Plan plan;
+  int num_kv_heads;
+  uint8_t* pages;  // [layer][page][kv head][layout.bytes]
+  size_t layer_page_bytes;
+  const int32_t* block_table;
+  uint8_t* index;  // [layer][group][kv head][record]; null without one
+  size_t layer_index_bytes;
+  int index_block, index_step, index_entries;
+  int64_t* importance;  // [layer][importance_tokens]; null without
+  size_t importance_tokens;
+  bool record_importance;
+  int first_row;  // of this segment among the step's rows
+  int64_t pairs_attended = 0, pairs_causal = 0;
+
+  int end() const { return start + q_len; }
+  int first_tile() const { return start / kBlock; }
+  int num_tiles() const { return is_prefill ? (end() - 1) / kBlock - first_tile() + 1 : 1; }
+  int num_blocks() const { return (end() + kBlock - 1) / kBlock; }
+  // Rows of prefill tile `tile` (counted from the first), as positions [begin, end).
+  int tile_begin(int tile) const {
+    const int at = (first_tile() + tile) * kBlock;
+    return at > start ? at : start;
+  }
+  int tile_end(int tile) const {
+    const int at = (first_tile() + tile + 1) * kBlock;
+    return at < end() ? at : end();
+  }
+  uint8_t* page(int layer, int kv_head, int block) const {
+    return pages + layer * layer_page_bytes +
+           (static_cast<size_t>(block_table[block]) * num_kv_heads + kv_head) * layout.bytes;
+  }
+  size_t index_record_bytes() const {
+    return static_cast<size_t>(index_entries) * kIndexLanes * (layout.head_dim + 4);
+  }
+  uint8_t* index_record(int layer, int kv_head, int group) const {
+    return index + layer * layer_index_bytes +
+           (static_cast<size_t>(group) * num_kv_heads + kv_head) * index_record_bytes();
+  }
+};
+
+// Blocks chosen for each (head, tile) of a segment; length -1 means every causal block.
+struct Lists {
+  int heads = 0, tiles = 0, capacity = 0;
+  std::vector<int32_t> lengths, blocks;
+
+  // Every list exact; memory only grows.
+  void reset(int new_heads, int new_tiles, int new_capacity);
+  bool all_exact() const;
+  int32_t& length(int head, int tile) { return lengths[head * tiles + tile]; }
+  int32_t length(int head, int tile) const { return lengths[head * tiles + tile]; }
+  int32_t* row(int head, int tile) {
+    return blocks.data() + static_cast<size_t>(head * tiles + tile) * capacity;
+  }
+  const int32_t* row(int head, int tile) const {
+    return blocks.data() + static_cast<size_t>(head * tiles + tile) * capacity;
+  }
+};
+
+// Writes k, v [rows][Hkv * D] into the pages, and the strided keys into the index.
+// Sets `non_finite` instead of writing a token with NaN or infinity.
+void append_rows(Worker& worker, const Kernels& kernels, const std::vector<Segment>& segments,
+                 int layer, const float* k, const float* v, std::atomic<bool>& non_finite);
+
+// The queries of a step with the softmax scale folded in, in f32 and as integers.
+class FoldedQueries {
+ public:
+  void prepare(HeadShape shape, int rows);
+  // q [rows][Hq * D] is scaled in place.
+  void fold(Worker& worker, const Kernels& kernels, const std::vector<Segment>& segments, float* q,
+            float scale, std::atomic<bool>& non_finite);
+  // Rows from (row, head) on: successive heads of one token, or successive tokens of one head.
+  Queries view(const Segment& segment, int row, int head, bool successive_heads) const;
+
+ private:
+  HeadShape shape_{};
+  const float* values_ = nullptr;
+  Buffer<int8_t> codes_;
+  Buffer<float> scale_;
+  Buffer<int32_t> sum_;
+};
+
+}  // namespace kvsieve

@@ -1,0 +1,31 @@
+// The rules that choose blocks from their scores; the twin of kernels/reference/selection.py.
+#pragma once
+
+#include <cstdint>
+
+namespace kvsieve {
+
+// Scratch of one thread: room for one entry per selection block.
+struct PickScratch {
+  uint8_t* taken;
+  int32_t* order;
+};
+
+// Each marks the chosen ones of `count` blocks in scratch.taken. `k` counts blocks. Ties go to the
+// lower index.
+
+// Guards first: the last block, then block 0 and the one before the last (in the other order for a
+// prompt tile, `neighbour_first`), while k allows; then by score.
+void pick_guarded(const float* scores, int count, int k, bool neighbour_first,
+                  PickScratch scratch);
+
+// The original's rule: half of the budget by importance (null: none), the rest by score, and the
+// last block in place of the lowest-scoring one of those.
+void pick_probe(const float* scores, const int64_t* importance, int count, int k,
+                PickScratch scratch);
+
+// merged[b] = max over rows of (score - the row's maximum over the first `counted` blocks).
+// Call with first = true for the first row.
+void merge_row(const float* scores, int count, int counted, bool first, float* merged);
+
+}  // namespace kvsieve

@@ -1,0 +1,356 @@
+// Attention over one run of pages, for up to 8 query rows that share every load of keys and values.
+//
+// Three passes over at most 512 tokens: logits; softmax and 8-bit probabilities; values. A row's
+// arithmetic never depends on the other rows: sums run over tokens in lanes of 16 and over pages in
+// order. Two passes (maximum first) instead of an online rescale: no dependence between pages.
+#pragma once
+
+#include "kvsieve/kernels.h"
+
+namespace kvsieve::KVSIEVE_TARGET {
+
+constexpr float kMinusInfinity = -__builtin_inff();
+
+static inline int visible_in_page(int visible, int block) {
+  const int n = visible - block * kBlock;
+  return n < 0 ? 0 : n > kBlock ? kBlock : n;
+}
+
+// -- logits ----------------------------------------------------------------------------------
+
+// Adds one scale group (`chunks` x 4 dims) of integer keys to the logits of R rows.
+template <int R, bool kNibbles>
+static inline void integer_logits(const uint8_t* keys, const float* scales, int chunks, int offset,
+                                  const Queries& q, int group, bool first, float* out, int stride) {
+  I a[R][2];
+  const int8_t* codes = q.codes + group * kGroup;  // q8 has one group, starting at 0
+  for (int r = 0; r < R; r++) a[r][0] = a[r][1] = i_set1(-offset * q.codes_sum[r * q.sum_stride + group]);
+  for (int c = 0; c < chunks; c++) {
+    B k0 = b_load(keys + c * 128), k1 = b_load(keys + c * 128 + 64);
+    for (int r = 0; r < R; r++) {
+      B x = b_broadcast4(codes + static_cast<ptrdiff_t>(r) * q.stride + c * 4);
+      if constexpr (kNibbles) {
+        a[r][0] = dot4_nibble(a[r][0], k0, x);
+        a[r][1] = dot4_nibble(a[r][1], k1, x);
+      } else {
+        a[r][0] = dot4(a[r][0], k0, x);
+        a[r][1] = dot4(a[r][1], k1, x);
+      }
+    }
+  }
+  F s[2] = {f_load(scales), f_load(scales + 16)};
+  for (int r = 0; r < R; r++) {
+    F q_scale = f_set1(q.scale[r * q.scale_stride]);
+    for (int half = 0; half < 2; half++) {
+      float* at = out + static_cast<ptrdiff_t>(r) * stride + half * 16;
+      F x = to_float(a[r][half]), scale = s[half] * q_scale;
+      f_store(at, first ? x * scale : f_fma(x, scale, f_load(at)));
+    }
+  }
+}
+
+template <int R>
+static inline void float_logits(const uint8_t* page, bool half_precision, int head_dim,
+                                const Queries& q, float* out, int stride) {
+  F a[R][2];
+  for (int r = 0; r < R; r++) a[r][0] = a[r][1] = f_zero();
+  const float* wide = reinterpret_cast<const float*>(page);
+  const uint16_t* narrow = reinterpret_cast<const uint16_t*>(page);
+  for (int d = 0; d < head_dim; d++) {
+    F k0 = half_precision ? f_load_f16(narrow + d * kBlock) : f_load(wide + d * kBlock);
+    F k1 = half_precision ? f_load_f16(narrow + d * kBlock + 16) : f_load(wide + d * kBlock + 16);
+    for (int r = 0; r < R; r++) {
+      F x = f_set1(q.values[static_cast<ptrdiff_t>(r) * q.stride + d]);
+      a[r][0] = f_fma(k0, x, a[r][0]);
+      a[r][1] = f_fma(k1, x, a[r][1]);
+    }
+  }
+  for (int r = 0; r < R; r++) {
+    f_store(out + static_cast<ptrdiff_t>(r) * stride, a[r][0]);
+    f_store(out + static_cast<ptrdiff_t>(r) * stride + 16, a[r][1]);
+  }
+}
+
+template <int R>
+static void page_logits_rows(const PageLayout& layout, const uint8_t* page, const Queries& q,
+                             float* out, int stride) {
+  const int d = layout.head_dim;
+  const float* scales = reinterpret_cast<const float*>(page + layout.k_scale);
+  if (layout.k_type == CacheType::q8) {
+    integer_logits<R, false>(page, scales, d / 4, 128, q, 0, true, out, stride);
+  } else if (layout.k_type == CacheType::q4) {
+    alignas(64) uint8_t codes[kMaxHeadDim / 4 * 128];
+    for (int c = 0; c < d / 8; c++)
+      for (int half = 0; half < 2; half++) {
+        B packed = b_load(page + c * 128 + half * 64);
+        b_store(codes + c * 128 + half * 64, b_low_nibbles(packed));
+        b_store(codes + (c + d / 8) * 128 + half * 64, b_high_nibbles(packed));
+      }
+    for (int g = 0; g < d / kGroup; g++)
+      integer_logits<R, true>(codes + g * 8 * 128, scales + g * kBlock, 8, 8, q, g, g == 0, out,
+                              stride);
+  } else {
+    float_logits<R>(page, layout.k_type == CacheType::f16, d, q, out, stride);
+  }
+}
+
+// Calls f with R as a compile-time constant, the largest first; rows keep their order.
+template <class Function>
+static inline void by_rows(int rows, const Function& f) {
+  int row = 0;
+  auto step = [&]<int R>() {
+    for (; row + R <= rows; row += R) f.template operator()<R>(row);
+  };
+  step.template operator()<8>();
+  step.template operator()<4>();
+  step.template operator()<3>();
+  step.template operator()<2>();
+  step.template operator()<1>();
+}
+
+static inline Queries rows_from(Queries q, int row) {
+  q.values += static_cast<ptrdiff_t>(row) * q.stride;
+  q.codes += static_cast<ptrdiff_t>(row) * q.stride;
+  q.scale += static_cast<ptrdiff_t>(row) * q.scale_stride;
+  q.codes_sum += static_cast<ptrdiff_t>(row) * q.sum_stride;
+  return q;
+}
+
+static void page_logits(const PageLayout& layout, const uint8_t* page, const Queries& q, int rows,
+                        float* out, int out_stride) {
+  by_rows(rows, [&]<int R>(int row) {
+    page_logits_rows<R>(layout, page, rows_from(q, row),
+                        out + static_cast<ptrdiff_t>(row) * out_stride, out_stride);
+  });
+}
+
+// -- selector index ----------------------------------------------------------------------------
+
+template <int R>
+static inline void index_scores_rows(const uint8_t* record, int entries, int head_dim,
+                                     const Queries& q, float* out, int stride) {
+  const float* scales = reinterpret_cast<const float*>(record + entries * head_dim * kIndexLanes);
+  F best[R];
+  for (int r = 0; r < R; r++) best[r] = f_set1(kMinusInfinity);
+  for (int e = 0; e < entries; e++) {
+    const uint8_t* keys = record + static_cast<ptrdiff_t>(e) * head_dim * kIndexLanes;
+    I a[R];
+    for (int r = 0; r < R; r++) a[r] = i_set1(-128 * q.codes_sum[r * q.sum_stride]);
+    for (int c = 0; c < head_dim / 4; c++) {
+      B k = b_load(keys + c * 64);
+      for (int r = 0; r < R; r++)
+        a[r] = dot4(a[r], k, b_broadcast4(q.codes + static_cast<ptrdiff_t>(r) * q.stride + c * 4));
+    }
+    F scale = f_load(scales + e * kIndexLanes);
+    for (int r = 0; r < R; r++)
+      best[r] = f_max(to_float(a[r]) * (scale * f_set1(q.scale[r * q.scale_stride])), best[r]);
+  }
+  for (int r = 0; r < R; r++) f_store(out + static_cast<ptrdiff_t>(r) * stride, best[r]);
+}
+
+static void index_scores(const uint8_t* record, int entries, int head_dim, const Queries& q,
+                         int rows, float* out, int out_stride) {
+  by_rows(rows, [&]<int R>(int row) {
+    index_scores_rows<R>(record, entries, head_dim, rows_from(q, row),
+                         out + static_cast<ptrdiff_t>(row) * out_stride, out_stride);
+  });
+}
+
+// -- softmax of a run ----------------------------------------------------------------------------
+
+// logits -> exp(logit - m) in place; masked tokens become 0.
+static inline void softmax_row(const RunArgs& a, int row) {
+  float* x = a.logits + static_cast<ptrdiff_t>(row) * kRunTokens;
+  F largest = f_set1(kMinusInfinity);
+  for (int p = 0; p < a.num_pages; p++) {
+    const int n = visible_in_page(a.visible[row], a.blocks[p]);
+    for (int half = 0; half < 2; half++) {
+      float* at = x + p * kBlock + half * 16;
+      F v = f_load(at);
+      const int lanes = n - half * 16;
+      if (lanes < 16) {
+        v = f_keep_first(v, lanes > 0 ? lanes : 0, f_set1(kMinusInfinity));
+        f_store(at, v);
+      }
+      largest = f_max(v, largest);
+    }
+  }
+  const float m = f_reduce_max(largest);
+  a.m[row] = m;
+  F sum = f_zero();
+  // A run without a visible token: subtracting -inf from itself would give NaN.
+  const F shift = f_set1(m == kMinusInfinity ? 0.0f : m);
+  for (int i = 0; i < a.num_pages * kBlock; i += 16) {
+    F p = f_exp(f_load(x + i) - shift);
+    sum = sum + p;
+    f_store(x + i, p);
+  }
+  a.s[row] = f_reduce_add(sum);
+}
+
+// -- values ----------------------------------------------------------------------------------
+
+// Probability times the size of the value's scale as unsigned 8 bits, one factor per page (and
+// channel group). A q4 scale's sign is applied to the codes of the values instead.
+static inline void quantize_probabilities(const RunArgs& a, int row, int group, float* factor) {
+  const float* p = a.logits + static_cast<ptrdiff_t>(row) * kRunTokens;
+  const int groups = a.layout->v_groups();
+  uint8_t* codes = a.codes + (static_cast<ptrdiff_t>(row) * groups + group) * kRunTokens;
+  auto weighted = [&](int page, int half) {
+    const float* scales =
+        reinterpret_cast<const float*>(a.pages[page] + a.layout->v_scale) + group * kBlock;
+    F w = f_load(p + page * kBlock + half * 16) * f_abs(f_load(scales + half * 16));
+    const int lanes = visible_in_page(a.visible[row], a.blocks[page]) - half * 16;
+    // Whatever lies behind the last token must not enter, not even times zero: it may be NaN.
+    return lanes < 16 ? f_keep_first(w, lanes > 0 ? lanes : 0, f_zero()) : w;
+  };
+  alignas(64) float largest[kRunBlocks] = {}, inverse[kRunBlocks];
+  for (int i = 0; i < a.num_pages; i++)
+    largest[i] = f_reduce_max(f_max(weighted(i, 0), weighted(i, 1)));
+  F top = f_load(largest), tiny = f_set1(0x1p-100f);
+  f_store(inverse, f_where_gt(top, tiny, f_set1(255.0f) / f_max(top, tiny), f_zero()));
+  f_store(factor, top / f_set1(255.0f));
+  for (int i = 0; i < a.num_pages; i++)
+    for (int half = 0; half < 2; half++)
+      store_u8(codes + i * kBlock + half * 16,
+               round_to_int(weighted(i, half) * f_set1(inverse[i])));
+}
+
+// o[R][N x 16 channels] += factor * (codes . values) for one page.
+template <int R, int N>
+static inline void integer_values(const uint8_t* values, int head_dim, int channel,
+                                  const uint8_t* codes, int codes_stride, const float* factors,
+                                  int factors_stride, float* o) {
+  I acc[R][N];
+  for (int r = 0; r < R; r++)
+    for (int n = 0; n < N; n++) acc[r][n] = i_zero();
+  for (int t = 0; t < kBlock / 4; t++) {
+    B v[N];
+    for (int n = 0; n < N; n++)
+      v[n] = b_load(values + (static_cast<ptrdiff_t>(t) * head_dim + channel + n * 16) * 4);
+    for (int r = 0; r < R; r++) {
+      B p = b_broadcast4(codes + static_cast<ptrdiff_t>(r) * codes_stride + t * 4);
+      for (int n = 0; n < N; n++) acc[r][n] = dot4(acc[r][n], p, v[n]);
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int n = 0; n < N; n++) {
+      float* at = o + static_cast<ptrdiff_t>(r) * head_dim + channel + n * 16;
+      f_store(at, f_fma(to_float(acc[r][n]), f_set1(factors[r * factors_stride]), f_load(at)));
+    }
+}
+
+// q4 values of a page as signed bytes in the q8 order, each token's scale sign applied.
+static inline void unpack_q4_values(const PageLayout& layout, const uint8_t* page, uint8_t* out) {
+  const int d = layout.head_dim;
+  const float* scales = reinterpret_cast<const float*>(page + layout.v_scale);
+  for (int g = 0; g < d / kGroup; g++) {
+    alignas(4) uint8_t negative[kBlock];
+    for (int t = 0; t < kBlock; t++) negative[t] = scales[g * kBlock + t] < 0 ? 255 : 0;
+    for (int t = 0; t < kBlock / 8; t++)
+      for (int n = 0; n < 2; n++) {
+        const ptrdiff_t at = (static_cast<ptrdiff_t>(t) * d + g * kGroup + n * 16) * 4;
+        B packed = b_load(page + layout.v + at);
+        B low = b_negate_where(b_sub(b_low_nibbles(packed), 8), b_broadcast4(negative + 4 * t));
+        B high =
+            b_negate_where(b_sub(b_high_nibbles(packed), 8), b_broadcast4(negative + 16 + 4 * t));
+        b_store(out + at, low);
+        b_store(out + static_cast<ptrdiff_t>(4) * d * 4 + at, high);
+      }
+  }
+}
+
+template <int R>
+static void integer_values_run(const RunArgs& a, int row) {
+  const PageLayout& layout = *a.layout;
+  const int d = layout.head_dim, groups = layout.v_groups(), width = d / groups;
+  alignas(64) float factors[R][kMaxScaleGroups][kRunBlocks];
+  for (int r = 0; r < R; r++)
+    for (int g = 0; g < groups; g++) quantize_probabilities(a, row + r, g, factors[r][g]);
+  float* o = a.o + static_cast<ptrdiff_t>(row) * d;
+  const uint8_t* codes = a.codes + static_cast<ptrdiff_t>(row) * groups * kRunTokens;
+  alignas(64) uint8_t unpacked[kBlock * kMaxHeadDim];
+  for (int p = 0; p < a.num_pages; p++) {
+    const uint8_t* values = a.pages[p] + layout.v;
+    if (layout.v_type == CacheType::q4) {
+      unpack_q4_values(layout, a.pages[p], unpacked);
+      values = unpacked;
+    }
+    for (int g = 0; g < groups; g++) {
+      const uint8_t* c = codes + g * kRunTokens + p * kBlock;
+      const int end = (g + 1) * width, stride = groups * kRunTokens;
+      int channel = g * width;
+      for (; channel + 32 <= end; channel += 32)
+        integer_values<R, 2>(values, d, channel, c, stride, &factors[0][g][p],
+                             kMaxScaleGroups * kRunBlocks, o);
+      for (; channel < end; channel += 16)
+        integer_values<R, 1>(values, d, channel, c, stride, &factors[0][g][p],
+                             kMaxScaleGroups * kRunBlocks, o);
+    }
+  }
+}
+
+static inline void float_values_row(const RunArgs& a, int row) {
+  const int d = a.layout->head_dim;
+  const float* p = a.logits + static_cast<ptrdiff_t>(row) * kRunTokens;
+  float* o = a.o + static_cast<ptrdiff_t>(row) * d;
+  for (int page = 0; page < a.num_pages; page++) {
+    const float* wide = reinterpret_cast<const float*>(a.pages[page] + a.layout->v);
+    const uint16_t* narrow = reinterpret_cast<const uint16_t*>(a.pages[page] + a.layout->v);
+    const int tokens = visible_in_page(a.visible[row], a.blocks[page]);
+    for (int i = 0; i < d; i += 16) {
+      F sum = f_load(o + i);
+      for (int t = 0; t < tokens; t++) {
+        F v = a.layout->v_type == CacheType::f16 ? f_load_f16(narrow + t * d + i)
+                                                 : f_load(wide + t * d + i);
+        sum = f_fma(f_set1(p[page * kBlock + t]), v, sum);
+      }
+      f_store(o + i, sum);
+    }
+  }
+}
+
+// -- the run ---------------------------------------------------------------------------------
+
+static void attend_run(const RunArgs& a) {
+  const int d = a.layout->head_dim;
+  for (int p = 0; p < a.num_pages; p++)
+    page_logits(*a.layout, a.pages[p], a.q, a.rows, a.logits + p * kBlock, kRunTokens);
+  for (int r = 0; r < a.rows; r++) softmax_row(a, r);
+  for (int i = 0; i < a.rows * d; i += 16) f_store(a.o + i, f_zero());
+  if (a.layout->v_type == CacheType::q8 || a.layout->v_type == CacheType::q4) {
+    by_rows(a.rows, [&]<int R>(int row) { integer_values_run<R>(a, row); });
+  } else {
+    for (int r = 0; r < a.rows; r++) float_values_row(a, r);
+  }
+}
+
+static void merge(float* o, float* m, float* s, const float* o2, float m2, float s2, int head_dim) {
+  if (m2 == kMinusInfinity) return;
+  if (*m == kMinusInfinity) {
+    for (int i = 0; i < head_dim; i += 16) f_store(o + i, f_load(o2 + i));
+    *m = m2;
+    *s = s2;
+    return;
+  }
+  const float top = *m > m2 ? *m : m2;
+  const float a = exp_one(*m - top), b = exp_one(m2 - top);
+  F fa = f_set1(a), fb = f_set1(b);
+  for (int i = 0; i < head_dim; i += 16)
+    f_store(o + i, f_fma(f_load(o + i), fa, f_load(o2 + i) * fb));
+  *s = *s * a + s2 * b;
+  *m = top;
+}
+
+static void finish(float* o, float s, int head_dim) {
+  F total = f_set1(s);
+  for (int i = 0; i < head_dim; i += 16) f_store(o + i, f_load(o + i) / total);
+}
+
+static void add_importance(const float* p, float factor, int n, int32_t* acc) {
+  F f = f_set1(factor), unit = f_set1(0x1p24f);
+  for (int i = 0; i < n; i += 16)
+    i_store(acc + i, i_load(acc + i) + round_to_int(f_load(p + i) * f * unit));
+}
+
+}  // namespace kvsieve::KVSIEVE_TARGET

@@ -1,0 +1,183 @@
+#include "kvsieve/layer.h"
+
+#include <chrono>
+#include <cstring>
+
+namespace kvsieve {
+
+namespace {
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+Activations Engine::ActivationBuffer::prepare(int rows, int cols) {
+  const size_t count = static_cast<size_t>(rows) * cols, groups = count / kGroup;
+  values.reserve(count);
+  codes.reserve(count);
+  scale.reserve(groups);
+  sum.reserve(groups);
+  codes_sum.reserve(groups);
+  return {values.data(), codes.data(), scale.data(), sum.data(), codes_sum.data(), cols};
+}
+
+// Panels of several matrices with the same input are shared out as one row of panels.
+void Engine::project_all(Worker& worker, const Activations& x, int rows,
+                         std::initializer_list<Output> outputs) {
+  // 4 panels x 18 groups x 320 bytes (576 inputs, 4-bit) = 23 KiB: two stretches fit the first
+  // cache level while rows pass; small enough to share evenly.
+  constexpr int kStretch = 4;
+  int64_t stretches = 0;
+  for (const Output& out : outputs) stretches += (out.weight->panels() + kStretch - 1) / kStretch;
+  worker.share(stretches, 1, [&](int64_t i) {
+    for (const Output& out : outputs) {
+      const int panels = out.weight->panels();
+      const int64_t own = (panels + kStretch - 1) / kStretch;
+      if (i < own) {
+        const int begin = static_cast<int>(i) * kStretch;
+        const int end = begin + kStretch < panels ? begin + kStretch : panels;
+        kernels_.project(out.weight->view(), x, rows, begin, end, out.y, out.stride, out.add);
+        return;
+      }
+      i -= own;
+    }
+  });
+}
+
+bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step) {
+  const LayerShape& shape = layer.shape;
+  const HeadShape& heads = shape.heads;
+  const int rows = step.rows, width = shape.hidden_size, inner = shape.intermediate_size;
+  const int q_width = heads.num_q_heads * heads.head_dim;
+  const int kv_width = heads.num_kv_heads * heads.head_dim;
+  const Activations input = input_.prepare(rows, width);
+  const Activations attended = attended_.prepare(rows, q_width);
+  const Activations gated = gated_.prepare(rows, inner);
+  q_.reserve(static_cast<size_t>(rows) * q_width);
+  k_.reserve(static_cast<size_t>(rows) * kv_width);
+  v_.reserve(static_cast<size_t>(rows) * kv_width);
+  gate_.reserve(static_cast<size_t>(rows) * inner);
+  up_.reserve(static_cast<size_t>(rows) * inner);
+  queries_.prepare(heads, rows);
+  selection_.prepare(heads, step.segments);
+  attention_.prepare(heads, step.segments);
+  non_finite_.store(false);
+  const std::vector<Segment>& segments = step.segments;
+
+  auto norm_rows = [&](Worker& worker, const float* weight) {
+    worker.share(rows, 4, [&](int64_t row) {
+      kernels_.rms_norm(hidden + row * width, weight, shape.rms_norm_eps, width,
+                        input.values + row * width);
+      kernels_.quantize_row(input, static_cast<int>(row));
+    });
+  };
+  auto rotate = [&](Worker& worker, float* x, int count) {
+    worker.share(static_cast<int64_t>(rows) * count, 16, [&](int64_t item) {
+      const int64_t at = item / count * (shape.rope_dim / 2);
+      kernels_.rope(x + item * heads.head_dim, step.cos + at, step.sin + at, shape.rope_dim,
+                    shape.rope_interleaved);
+    });
+  };
+
+  const int64_t start = now_ns();
+  int64_t before_select = 0, after_select = 0, after_attention = 0;
+  team_.run([&](Worker& worker) {
+    norm_rows(worker, layer.attn_norm);
+    project_all(worker, input, rows,
+                {{layer.q, q_.data(), q_width, false},
+                 {layer.k, k_.data(), kv_width, false},
+                 {layer.v, v_.data(), kv_width, false}});
+    rotate(worker, q_.data(), heads.num_q_heads);
+    rotate(worker, k_.data(), heads.num_kv_heads);
+    append_rows(worker, kernels_, segments, index, k_.data(), v_.data(), non_finite_);
+    queries_.fold(worker, kernels_, segments, q_.data(), shape.attention_scale, non_finite_);
+
+    if (worker.is_first()) before_select = now_ns();
+    selection_.run(worker, segments, queries_, index);
+    if (worker.is_first()) after_select = now_ns();
+    attention_.run(worker, segments, selection_.lists(), queries_, index, attended.values);
+    if (worker.is_first()) after_attention = now_ns();
+
+    worker.share(rows, 4,
+                 [&](int64_t row) { kernels_.quantize_row(attended, static_cast<int>(row)); });
+    project_all(worker, attended, rows, {{layer.o, hidden, width, true}});
+    norm_rows(worker, layer.ffn_norm);
+    project_all(worker, input, rows,
+                {{layer.gate, gate_.data(), inner, false}, {layer.up, up_.data(), inner, false}});
+    worker.share(rows, 1, [&](int64_t row) {
+      kernels_.silu_mul(gate_.data() + row * inner, up_.data() + row * inner, inner,
+                        gated.values + row * inner);
+      kernels_.quantize_row(gated, static_cast<int>(row));
+    });
+    project_all(worker, gated, rows, {{layer.down, hidden, width, true}});
+  });
+  selection_.count_pairs(step.segments);
+  step.times.select_ns += after_select - before_select;
+  step.times.attention_ns += after_attention - after_select;
+  step.times.dense_ns += now_ns() - start - (after_attention - before_select);
+  return !non_finite_.load();
+}
+
+void Engine::project(const float* x, int rows, const Weight& weight, float* y) {
+  const Activations input = input_.prepare(rows, weight.view().cols);
+  std::memcpy(input.values, x, sizeof(float) * rows * input.cols);
+  team_.run([&](Worker& worker) {
+    worker.share(rows, 4,
+                 [&](int64_t row) { kernels_.quantize_row(input, static_cast<int>(row)); });
+    project_all(worker, input, rows, {{&weight, y, weight.view().rows, false}});
+  });
+}
+
+bool Engine::append(Step& step, int layer, const float* k, const float* v) {
+  non_finite_.store(false);
+  team_.run([&](Worker& worker) {
+    append_rows(worker, kernels_, step.segments, layer, k, v, non_finite_);
+  });
+  return !non_finite_.load();
+}
+
+bool Engine::fold(Step& step, HeadShape shape, float* q, float scale) {
+  queries_.prepare(shape, step.rows);
+  selection_.prepare(shape, step.segments);
+  attention_.prepare(shape, step.segments);
+  non_finite_.store(false);
+  team_.run([&](Worker& worker) {
+    queries_.fold(worker, kernels_, step.segments, q, scale, non_finite_);
+  });
+  return !non_finite_.load();
+}
+
+bool Engine::score(Step& step, HeadShape shape, int layer, float* q, float scale, float* out,
+                   int stride) {
+  if (!fold(step, shape, q, scale)) return false;
+  const Segment& s = step.segments[0];
+  team_.run([&](Worker& worker) {
+    worker.share(shape.num_q_heads, 1, [&](int64_t head) {
+      const int h = static_cast<int>(head);
+      selection_.score(s, layer, h / shape.group_size(), queries_.view(s, 0, h, true), 1, s.end(),
+                       out + head * stride, stride, worker.id());
+    });
+  });
+  return true;
+}
+
+bool Engine::select(Step& step, HeadShape shape, int layer, float* q, float scale) {
+  if (!fold(step, shape, q, scale)) return false;
+  team_.run([&](Worker& worker) { selection_.run(worker, step.segments, queries_, layer); });
+  return true;
+}
+
+bool Engine::attend(Step& step, HeadShape shape, int layer, float* q, float scale,
+                    const std::vector<Lists>& lists, float* out) {
+  if (!fold(step, shape, q, scale)) return false;
+  team_.run([&](Worker& worker) {
+    attention_.run(worker, step.segments, lists, queries_, layer, out);
+  });
+  return true;
+}
+
+}  // namespace kvsieve

@@ -1,0 +1,79 @@
+#include "kvsieve/pool.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace kvsieve {
+
+namespace {
+
+// Polls this often before giving the core away: a layer's phases are a few microseconds apart.
+constexpr int kBarrierPolls = 2000;
+// Between two layers Python runs for about a microsecond, between two tokens for some ten.
+constexpr int kIdlePolls = 20000;
+
+inline void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+Team::Team(int threads) : size_(threads) {
+  for (int id = 1; id < size_; id++) threads_.emplace_back([this, id] { wait_for_jobs(id); });
+}
+
+Team::~Team() {
+  stop_ = true;
+  generation_.fetch_add(1);
+  generation_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void Team::run(const std::function<void(Worker&)>& job) {
+  job_ = &job;
+  for (Counter& counter : counters_) counter.next.store(0);
+  if (size_ > 1) {
+    generation_.fetch_add(1);
+    generation_.notify_all();
+  }
+  Worker worker(*this, 0);
+  job(worker);
+  worker.barrier();
+}
+
+void Team::wait_for_jobs(int id) {
+  uint32_t seen = 0;
+  for (;;) {
+    for (int poll = 0; poll < kIdlePolls && generation_.load() == seen; poll++) pause();
+    generation_.wait(seen);
+    seen = generation_.load();
+    if (stop_) return;
+    Worker worker(*this, id);
+    (*job_)(worker);
+    worker.barrier();
+  }
+}
+
+void Worker::barrier() {
+  if (team_.size_ == 1) return;
+  const uint32_t phase = team_.barrier_phase_.load();
+  if (team_.arrived_.fetch_add(1) + 1 == team_.size_) {
+    team_.arrived_.store(0);
+    team_.barrier_phase_.fetch_add(1);
+    return;
+  }
+  for (int poll = 0; team_.barrier_phase_.load() == phase; poll++) {
+    if (poll < kBarrierPolls) {
+      pause();
+    } else {
+      std::this_thread::yield();  // more threads than cores: let the others arrive
+    }
+  }
+}
+
+}  // namespace kvsieve
