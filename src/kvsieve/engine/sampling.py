@@ -5,6 +5,7 @@ look at probabilities at temperature 1, so a high temperature cannot widen what 
 """
 
 import secrets
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -48,9 +49,8 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        _check_real("temperature", self.temperature, maximum=float(np.finfo(np.float64).max))
-        _check_real("top_p", self.top_p, maximum=1.0)
-        _check_real("min_p", self.min_p, maximum=1.0)
+        for name, maximum in (("temperature", sys.float_info.max), ("top_p", 1.0), ("min_p", 1.0)):
+            object.__setattr__(self, name, _checked_real(name, getattr(self, name), maximum))
         if self.top_k is not None:
             _check_integer("top_k", self.top_k, minimum=-1, maximum=None)
         if self.seed is not None:
@@ -206,12 +206,13 @@ def _nucleus(logits: F32, weights: F64, top_p: float) -> I64:
         count = min(8 * count, logits.size)
 
 
-def _check_real(name: str, value: object, *, maximum: float) -> None:
-    # Written so that NaN, which compares false with everything, is refused.
+def _checked_real(name: str, value: object, maximum: float) -> float:
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not (is_number and 0 <= value <= maximum):  # type: ignore[operator]
-        allowed = f"from 0 to {maximum:g}" if maximum == 1 else "of at least 0"
-        raise ConfigError(f"[SamplingParams] {name}: expected a number {allowed}, got {value!r}")
+    # Written so that NaN, which compares false with everything, is refused.
+    if is_number and 0 <= (number := float(value)) <= maximum:  # type: ignore[arg-type]
+        return number
+    allowed = "from 0 to 1" if maximum == 1 else "of at least 0"
+    raise ConfigError(f"[SamplingParams] {name}: expected a number {allowed}, got {value!r}")
 
 
 def _check_integer(name: str, value: object, *, minimum: int, maximum: int | None) -> None:

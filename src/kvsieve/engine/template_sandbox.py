@@ -135,9 +135,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self._check_size(sum(map(_written_size, parts)))
         return "".join(map(str, parts))
 
-    def call(  # type: ignore[override]
-        self, context: Context, target: Any, /, *args: Any, **kwargs: Any
-    ) -> Any:
+    def call(self, context: Context, target: Any, /, *args: Any, **kwargs: Any) -> Any:
         if target in (self.step, self.concatenate):
             return target(*args)
         self._charge(*args, *kwargs.values())
