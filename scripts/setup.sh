@@ -23,7 +23,7 @@ installation_key() {
   {
     printf '%s\n' "$PWD"
     "$venv/bin/python" -c 'import sys; print(sys.version)'
-    find pyproject.toml CMakeLists.txt scripts native -type f -exec cksum {} + | LC_ALL=C sort
+    find pyproject.toml CMakeLists.txt scripts/*.sh native -type f -exec cksum {} + | LC_ALL=C sort
   } | cksum
 }
 
