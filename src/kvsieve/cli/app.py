@@ -17,10 +17,10 @@ from kvsieve.version import __version__
 
 BAD_USE = 2
 INTERRUPTED = 130
-BROKEN_PIPE = 141
+BROKEN_PIPE = 1
 INTERNAL = 70
-"""Exit codes: the user's mistake; Ctrl-C (128 + SIGINT); nobody reads our output any more
-(128 + SIGPIPE); our own mistake (EX_SOFTWARE)."""
+"""Exit codes: the user's mistake; Ctrl-C (128 + SIGINT); nobody reads our output any more (typer's
+own choice); our own mistake (EX_SOFTWARE)."""
 
 # typer carries a copy of click of its own in recent releases and uses the real one in earlier
 # ones: the class of all usage errors is reached through a name that both have.
@@ -59,13 +59,13 @@ def _program(
         ),
     ] = False,
 ) -> None:
-    """Run language models on CPUs, reading only the part of a long context that matters.
+    """Run language models on CPUs, reading only what matters of a long context.
 
     \b
     Start here:
-      kvsieve demo                              exact beside sparse attention, on one long prompt
-      kvsieve generate -p "Once upon a time"    continue a prompt
-      kvsieve COMMAND --help                    every option, with examples
+      kvsieve demo                      exact beside sparse attention
+      kvsieve generate -p "Once upon"   continue a prompt
+      kvsieve COMMAND --help            every option, with examples
 
     Environment: KVSIEVE_ISA forces an instruction set (see kvsieve info);
     KVSIEVE_DEBUG=1 shows where an error came from.

@@ -54,16 +54,17 @@ class BenchOptions:
 def bench(
     run: BenchOptions, compare: ArmOptions, sparse: SparseOptions, model: ModelOptions
 ) -> None:
-    """Time reading a prompt (pp) and decoding after it (tg), settings alternating in every round.
+    """Time reading a prompt (pp) and decoding after it (tg), side by side.
 
-    Times are medians over the rounds: of the whole prompt for pp, per token for tg. attention_ms
-    leaves out select_ms; density is the share of the cache that was read. With -o md two more
-    tables follow: exact beside sparse, for the prompt and per decoded token.
+    The settings take turns in every round. Times are medians over the rounds:
+    of the whole prompt for pp, per token for tg. attention_ms leaves out
+    select_ms (choosing the blocks); density is the share of the cache read.
+    With -o md two more tables follow, exact beside sparse.
 
     \b
     Examples:
       kvsieve bench -d 512,4096 -n 32
-      kvsieve bench -d 8000 --attn exact --attn sparse:k=32 --attn sparse:k=16,selector=even
+      kvsieve bench -d 8000 --attn exact --attn sparse:k=16,selector=even
       kvsieve bench -d 4096 -ctk f16 -ctv f16 -t 4 -o json
     """
     arms = compare.arms(sparse)

@@ -6,6 +6,7 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
 BUDGETS = (32, 16, 8, 1)
 REPLY_TOKENS = 32
-ANSWER_WIDTH = 20
-TABLE_WIDTH = 100
-"""Columns of the table where stdout is no terminal and has no width of its own."""
+ANSWER_WIDTH = 11
+TABLE_WIDTH = 90
+"""Columns of the table where stdout is no terminal; it takes 80 with narrow gaps."""
 
 _DEMO = "Demonstration"
 
@@ -49,7 +50,7 @@ class DemoOptions:
 
 @grouped
 def demo(options: DemoOptions, model: ModelOptions) -> None:
-    """Ask for a key hidden in a long prompt: exactly, then reading at most 32, 16, 8 and 1 blocks.
+    """Find a key in a long prompt: exactly, then with 32, 16, 8 and 1 blocks.
 
     \b
     Examples:
@@ -59,18 +60,18 @@ def demo(options: DemoOptions, model: ModelOptions) -> None:
     from kvsieve.evals.passkey import check_room
 
     began = perf_counter()
+    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     arms = [Arm.of(None), *(Arm.of(SparseAttention(k=k)) for k in BUDGETS)]
     with StatusBar() as bar, open_model(model, bar=bar) as llm:
         check_room(llm, lengths=[options.length], reply_tokens=REPLY_TOKENS)
         prompt = passkey_prompt(
             llm.tokenizer, length=options.length, depth=options.depth, seed=options.seed
         )
-        table = _table(llm, prompt)
+        table = _table(llm, prompt, width=console.width)
         for arm in arms:
             completion = _ask(llm, prompt, arm=arm, bar=bar)
             table.add_row(*map(Text, _cells(arm, completion, key=prompt.key)))
-    console = Console()
-    Console(width=console.width if console.is_terminal else TABLE_WIDTH).print(table)
+    console.print(table)
     print(f"{perf_counter() - began:.1f} s in all")
 
 
@@ -85,21 +86,27 @@ def _ask(llm: "LLM", prompt: "PasskeyPrompt", *, arm: Arm, bar: StatusBar) -> "C
     return llm.generate(prompt.token_ids, params, sparse=arm.sparse, on_progress=bar.advance)
 
 
-def _table(llm: "LLM", prompt: "PasskeyPrompt") -> Table:
+def _table(llm: "LLM", prompt: "PasskeyPrompt", *, width: int) -> Table:
     table = Table(
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 0 if width < TABLE_WIDTH else 1),
+        collapse_padding=True,
         title=f"{llm.model_name}: the key {prompt.key} in {len(prompt.token_ids):,} tokens "
         f"({llm.isa}, threads: {llm.threads})",
         caption="Attention includes choosing the blocks; times per token are medians. Blocks read: "
         "mean per token of the reply, layer and KV head. Density: share of the cache read.",
     )
-    table.add_column("attention")
+    table.add_column("attention", no_wrap=True)
     table.add_column("answer", no_wrap=True)
     table.add_column("needle\nfound", justify="center")
     table.add_column("prefill\ns", justify="right")
     table.add_column("attention\nms/token", justify="right")
     table.add_column("total\nms/token", justify="right")
     table.add_column("blocks\nread", justify="right")
-    table.add_column("density\nprompt / reply", justify="right")
+    table.add_column("density\nprompt", justify="right")
+    table.add_column("density\nreply", justify="right")
     return table
 
 
@@ -116,5 +123,6 @@ def _cells(arm: Arm, completion: "Completion", *, key: str) -> list[str]:
         readable(median(step.attention_ms + step.select_ms for step in steps)),
         readable(median(step.total_ms for step in steps)),
         readable(report.decode.blocks_per_query),
-        f"{readable(report.prefill.density)} / {readable(report.decode.density)}",
+        readable(report.prefill.density),
+        readable(report.decode.density),
     ]

@@ -60,15 +60,16 @@ class PasskeyOptions:
 def passkey(
     run: PasskeyOptions, compare: ArmOptions, sparse: SparseOptions, model: ModelOptions
 ) -> None:
-    """Hide a five-digit key in filler text and ask for it, at every length, depth and setting.
+    """Hide a five-digit key in filler text and ask for it at the end.
 
-    One row per question: the answer, whether its first number is the key, what ran (mode), which
-    share of the cache was read (density), and why a sparse setting stayed exact if it did.
+    One row per length, depth and setting: the answer, whether its first
+    number is the key (hit), what ran (mode), which share of the cache was
+    read (density), and why a sparse setting stayed exact if it did.
 
     \b
     Examples:
       kvsieve eval passkey
-      kvsieve eval passkey --lengths 2000,6000 --depths 0.1,0.9 --attn sparse:k=16,selector=even
+      kvsieve eval passkey --lengths 2000,6000 --depths 0.1,0.9
       kvsieve eval passkey --attn exact --attn sparse:k=1 -o json
     """
     arms = compare.arms(sparse)

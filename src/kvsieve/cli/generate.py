@@ -100,7 +100,7 @@ def generate(
       kvsieve generate -p "The capital of France is" -n 16
       kvsieve generate -f report.txt -n 200 --sparse-attn --sparse-k 16
       cat notes.txt | kvsieve generate --chat -f - --json
-      kvsieve generate -m model.gguf -ctk q8_0 -ctv q4_0 -c 16384 -p "Once" --temp 0.8 -s 7
+      kvsieve generate -m model.gguf --kv-q4 -p "Once" --temp 0.8 -s 7
     """
     text = prompt.read()
     params = sampling_params(sampling)

@@ -34,10 +34,10 @@ class InfoOptions:
 
 @grouped
 def info(output: InfoOptions, model: ModelOptions) -> None:
-    """Show a model's shape, what its cache takes per token, and the machine it would run on.
+    """Show a model, what its cache takes per token, and what it would run on.
 
-    The file is looked at, not loaded. KVSIEVE_ISA=NAME forces an instruction set; here you see
-    which one is used and why.
+    The file is looked at, not loaded. KVSIEVE_ISA=NAME forces an instruction
+    set; here you see which one is used and why.
 
     \b
     Examples:
@@ -135,7 +135,7 @@ def machine_facts(backend: "Backend", *, forced: str | None) -> Facts:
     }
     describe = getattr(backend, "describe", None)
     if describe is not None:
-        facts["detail"] = describe()
+        facts["instruction_sets"] = describe()
     return facts
 
 

@@ -111,7 +111,7 @@ class ModelOptions:
             "-t",
             "--threads",
             panel=_MODEL,
-            show_default="the processors this process may use",
+            show_default="one per fast physical core",
             help="Threads that compute. Results do not depend on it.",
         ),
     ] = None
