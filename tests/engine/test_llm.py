@@ -36,8 +36,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=["reference", "native"])
 def backend(request: pytest.FixtureRequest) -> str:
     if request.param == "native":
-        pytest.importorskip("kvsieve.kernels.native", exc_type=ImportError)
+        needs_native()
     return request.param
+
+
+def needs_native() -> None:
+    pytest.importorskip("kvsieve._native", reason="the C++ core is not built")
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +195,7 @@ def test_a_later_token_changes_nothing_before_it(llm: LLM):
 
 
 def test_threads_change_nothing(model: Path):
-    pytest.importorskip("kvsieve.kernels.native", exc_type=ImportError)
+    needs_native()
     ids = make_ids(200)
     runs = [
         LLM(model, backend="native", threads=threads).logits(
@@ -256,6 +260,43 @@ def test_interleaved_streams_are_as_alone(llm: LLM):
     assert free_blocks(llm) == CONTEXT // 32
 
 
+@pytest.mark.parametrize("chunk", [32, 96, 512])
+def test_every_prompt_token_gives_away_one_probability_per_head(
+    model: Path, backend: Any, chunk: int
+):
+    llm = LLM(model, backend=backend, prefill_chunk=chunk)
+    ids = np.asarray(make_ids(100), np.int32)
+    sequence = llm._sequence(ids, SPARSE["probe"], max_tokens=200)
+    while sequence.cache.num_tokens < 100:
+        llm._engine.runner.forward(llm._engine.scheduler.next_batch([sequence]))
+    assert sequence.cache.importance is not None
+    per_layer = sequence.cache.importance.sum(axis=1) / 2.0**24
+    # 4 heads x 100 rows of probabilities that sum to 1, each rounded to 2**-24.
+    np.testing.assert_allclose(per_layer, [400, 400], rtol=1e-5)
+    sequence.output_ids.append(5)
+    before = sequence.cache.importance.copy()
+    llm._engine.runner.forward(llm._engine.scheduler.next_batch([sequence]))
+    assert np.array_equal(sequence.cache.importance, before)  # generated tokens give none
+
+
+@pytest.mark.parametrize(
+    ("sparse", "max_tokens", "keeps"),
+    [
+        (None, 250, set()),
+        (SparseAttention(k=3), 250, {"index", "importance"}),
+        (SparseAttention(k=3), 96, set()),  # never outgrows the budget
+        (SparseAttention(k=3, phase="prefill"), 250, {"index"}),
+        (SparseAttention(k=3, selector="even"), 250, {"index"}),
+    ],
+)
+def test_a_sequence_keeps_only_what_its_selector_reads(
+    llm: LLM, sparse: SparseAttention | None, max_tokens: int, keeps: set[str]
+):
+    ids = np.asarray(make_ids(20), np.int32)
+    cache = llm._sequence(ids, sparse, max_tokens=max_tokens).cache
+    assert {name for name in ("index", "importance") if getattr(cache, name) is not None} == keeps
+
+
 # -- interruptions and bad input ---------------------------------------------------------
 
 
@@ -289,11 +330,11 @@ def test_a_full_context_ends_with_length(llm: LLM):
 
 
 def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(llm: LLM):
-    with pytest.raises(CapacityError, match="at most 256 tokens .* got 257"):
+    with pytest.raises(CapacityError, match=r"at most 256 tokens .* got 257"):
         llm.stream(make_ids(257))
     small = LLM(llm._loaded.path, backend="reference", ctx_size=40)
     assert small.ctx_size == 40
-    with pytest.raises(CapacityError, match="at most 40 tokens .* got 41"):
+    with pytest.raises(CapacityError, match=r"at most 40 tokens .* got 41"):
         small.generate(make_ids(41))
 
 

@@ -78,13 +78,8 @@ def make_backend(
         from kvsieve.kernels.reference.backend import ReferenceBackend
 
         return ReferenceBackend(threads=threads or 1)
-    try:
-        from kvsieve.kernels.native import NativeBackend
-    except ImportError as error:
-        raise ConfigError(
-            "[LLM] backend: expected the compiled core for backend 'native', got "
-            f"{error} (build it with `pip install .`, or use backend 'reference', which is slow)"
-        ) from error
+    from kvsieve.kernels.native import NativeBackend
+
     return NativeBackend(threads=threads, isa=isa)
 
 
