@@ -45,6 +45,11 @@ def refused(data: bytes, *words: str) -> None:
         assert word in message
 
 
+def label(value: object) -> str:
+    """Test ids: the words that are looked for, never raw bytes."""
+    return " ".join(value) if isinstance(value, tuple) else "file"
+
+
 def sample_file() -> bytes:
     """Every kind of value, and tensors of three types; the header ends off the alignment."""
     keys = [
@@ -146,7 +151,7 @@ def test_agrees_with_the_gguf_packages_reader(tmp_path: Path) -> None:
         assert (info.offset, info.nbytes) == (tensor.data_offset, tensor.n_bytes)
 
 
-# -- files cut short, and bytes changed (GGF-01) ---------------------------------------------
+# -- files cut short, and bytes changed ------------------------------------------------------
 
 
 def test_cut_at_every_byte_of_the_header_and_in_the_data() -> None:
@@ -203,6 +208,7 @@ def test_noise_after_the_magic_is_refused_or_read(noise: bytes) -> None:
         (g.gguf_file(version=struct.pack("<I", 4)), ("version", "got 4")),
         (g.gguf_file(version=struct.pack(">I", 3)), ("version", "big-endian 3")),
     ],
+    ids=label,
 )
 def test_files_of_another_kind(data: bytes, words: tuple[str, ...]) -> None:
     refused(data, *words)
@@ -283,7 +289,7 @@ def test_bools_must_be_0_or_1() -> None:
     refused(g.gguf_file([g.array("flags", g.BOOL, [0, 1, 255])]), "value of 'flags'", "255")
 
 
-# -- alignment (GGF-03) ----------------------------------------------------------------------
+# -- alignment -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("alignment", "start"), [(16, 48), (None, 64), (64, 64)])
@@ -324,6 +330,7 @@ def test_alignment_must_be_a_usable_power_of_two(value: int) -> None:
         g.key("general.alignment", g.STRING, "32"),
         g.array("general.alignment", g.U32, [32]),
     ],
+    ids=label,
 )
 def test_alignment_must_be_a_u32(key: bytes) -> None:
     refused(g.gguf_file([key]), "general.alignment", "u32")
@@ -359,6 +366,7 @@ def one_tensor(entry: bytes, *, data_bytes: int = 64) -> bytes:
         (g.tensor("t", [4], offset=2**64 - 32), ("tensor 't'",)),  # offset + size wraps
         (g.tensor("t", [17]), ("tensor 't'", "68 bytes", "64 bytes")),
     ],
+    ids=label,
 )
 def test_tensor_entries_that_do_not_fit(entry: bytes, words: tuple[str, ...]) -> None:
     refused(one_tensor(entry), *words)

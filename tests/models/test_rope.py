@@ -1,6 +1,7 @@
 """Rotation angles: hand values, and rows whose bits depend on their position alone."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,6 +47,21 @@ def test_table_rows_do_not_depend_on_what_was_asked_with_them() -> None:
     expected = rope_tables(positions, rope_dim=20, theta=1e5)
     for got, want in zip(one_by_one.rows(positions), expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=6e-8)
+
+
+def test_table_is_computed_in_whole_aligned_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A vectorised cosine may round its tail differently: only chunks of one shape are safe.
+    asked: list[tuple[int, int]] = []
+
+    def spy(positions: np.ndarray, **options: Any) -> Any:
+        asked.append((int(positions[0]), len(positions)))
+        return rope_tables(positions, **options)
+
+    monkeypatch.setattr("kvsieve.models.rope.rope_tables", spy)
+    table = RopeTable(rope_dim=8, theta=1e4)
+    for position in (3, 1023, 3000, 1024):
+        table.rows(np.array([position]))
+    assert asked == [(0, 1024), (1024, 1024), (2048, 1024)]
 
 
 def test_table_gives_copies_and_refuses_negative_positions() -> None:
