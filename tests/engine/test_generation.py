@@ -245,8 +245,9 @@ def test_the_seed_that_was_drawn_is_reported(tokenizer: Tokenizer):
 
 def test_the_loops_own_cost_is_small(tokenizer: Tokenizer):
     """Scheduling, sampling and detokenising: under 3 % of a 4 ms token, on a quiet machine."""
-    decoder = decoder_for(tokenizer, byte_ids(tokenizer, b"x" * 200))
-    params = SamplingParams(max_tokens=200)
+    script = byte_ids(tokenizer, b"x" * 200)
+    decoder = ScriptedDecoder(script, vocab_size=49_152)
+    params = SamplingParams(max_tokens=200, stop=("never",))
     _, done = run(make_generation(decoder, tokenizer, params=params))
-    # The stand-in itself takes some 20 us; the bound leaves room for a busy machine.
+    # About 35 us when measured; the bound is twice the 3 %, for a busy machine.
     assert np.median([step.total_ms for step in done.tokens]) < 0.24
