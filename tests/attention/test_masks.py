@@ -113,6 +113,10 @@ class TestBlocks:
             touched = {int(t) // block for t in np.flatnonzero(tokens[rows].any(axis=0))}
             assert read.blocks(0, tile).tolist() == sorted(touched)
 
+    def test_a_tile_cut_at_its_start_looks_back_from_its_first_query(self) -> None:
+        """Position 7 reads 4 to 7, block 1 alone; position 4, no query here, would need block 0."""
+        assert sliding_window(4).blocks(1, 8, block_size=4).blocks(0).tolist() == [1]
+
     def test_sinks_with_a_window_over_a_prompt(self) -> None:
         read = (sinks(4) | sliding_window(33)).blocks(160, num_kv_heads=2)
         assert read == BlockMask.from_lists(
