@@ -1,25 +1,35 @@
 """Freeze llama.cpp's token ids for `tests/engine/test_tokenizer.py`.
 
-Needs llama-cpp-python (0.3.36 made the file in the repository) and SmolLM2's GGUF:
+Needs llama-cpp-python (0.3.36 made the files in the repository) and SmolLM2's GGUF:
 
     python benchmarks/golden/make_tokenizer_golden.py --model SmolLM2-135M-Instruct.Q4_1.gguf
 
-Every rule for cutting text runs over SmolLM2's vocabulary: llama.cpp can override the name of
-the pre-tokenizer. The first line of the output holds facts about the model, each other line one
-text: `ids` and `plain` (special tokens not parsed) under the file's own rule, and the ids under
-other rules where they differ. Texts are made here from seeds, so that a second run gives the
-same file.
+Every rule for cutting text runs over two vocabularies; llama.cpp can override the name of the
+pre-tokenizer in a file.
+
+- `tokenizer_llama_cpp.jsonl`: SmolLM2's own. The first line holds facts about the model, each
+  other line one text: `ids` and `plain` (special tokens not parsed) under the file's own rule,
+  and the ids under other rules where they differ.
+- `tokenizer_probe.jsonl`: one made here, in which any two or three neighbours out of a few
+  characters merge, so that ids show every cut (SmolLM2 has no token of two digits, say). The
+  first line holds its tokens and merges, each other line a text and its ids under each rule.
+
+Texts are made here from seeds, so that a second run gives the same files.
 """
 
 import argparse
 import json
 import random
+import struct
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
 
-OUTPUT = Path(__file__).parents[2] / "tests" / "data" / "tokenizer_llama_cpp.jsonl"
+DATA = Path(__file__).parents[2] / "tests" / "data"
 OTHER_RULES = ("llama-bpe", "gpt-2", "qwen2")
+RULES = ("smollm", *OTHER_RULES)
 
 PLAIN = [
     "",
@@ -92,6 +102,7 @@ ALPHABETS = (
     "é好😀ж\u0301\u200d ½²a1",
     "(){}[]<>|_=+-*/ \n",
 )
+PROBE = "'aSs1! \n\r"
 RANGES = ((0, 0x250), (0x250, 0x2000), (0x2000, 0x3100), (0x3100, 0xD800), (0xE000, 0x110000))
 
 
@@ -112,6 +123,54 @@ def random_texts(seed: int) -> list[str]:
     return texts
 
 
+def probe_vocabulary() -> tuple[list[str], list[str]]:
+    """Tokens and merges: bytes in GPT-2's spelling, then every pair and triple of the probe."""
+    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    spelling = {byte: chr(byte) for byte in kept}
+    others = (byte for byte in range(256) if byte not in spelling)
+    spelling.update({byte: chr(0x100 + place) for place, byte in enumerate(others)})
+    chars = [spelling[ord(char)] for char in PROBE]
+    pairs = [f"{a} {b}" for a in chars for b in chars]
+    triples = [f"{a}{b} {c}" for a in chars for b in chars for c in chars]
+    merges = [*pairs, *triples]
+    return [*spelling.values(), *(merge.replace(" ", "") for merge in merges)], merges
+
+
+def probe_texts(seed: int) -> list[str]:
+    rng = random.Random(seed)
+    texts = ["".join(rng.choices(PROBE, k=rng.randint(3, 24))) for _ in range(150)]
+    # Longer runs of one character, which a uniform choice hardly ever makes.
+    for _ in range(100):
+        runs = (
+            rng.choice(PROBE) * rng.choice((1, 1, 2, 3, 4, 7)) for _ in range(rng.randint(2, 8))
+        )
+        texts.append("".join(runs))
+    return texts
+
+
+def write_vocabulary(path: Path, tokens: list[str], merges: list[str]) -> None:
+    """Write a GGUF (version 3) that holds a vocabulary and no tensors."""
+
+    def string(text: str) -> bytes:
+        return struct.pack("<Q", len(text.encode())) + text.encode()
+
+    def strings(texts: list[str]) -> bytes:
+        return struct.pack("<IQ", 8, len(texts)) + b"".join(map(string, texts))
+
+    kinds = struct.pack(f"<IQ{len(tokens)}i", 5, len(tokens), *[1] * len(tokens))
+    entries: list[tuple[str, int, bytes]] = [
+        ("general.architecture", 8, string("llama")),
+        ("tokenizer.ggml.model", 8, string("gpt2")),
+        ("tokenizer.ggml.pre", 8, string("smollm")),
+        ("tokenizer.ggml.add_bos_token", 7, b"\0"),
+        ("tokenizer.ggml.tokens", 9, strings(tokens)),
+        ("tokenizer.ggml.token_type", 9, kinds),
+        ("tokenizer.ggml.merges", 9, strings(merges)),
+    ]
+    body = b"".join(string(key) + struct.pack("<I", kind) + value for key, kind, value in entries)
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries)) + body)
+
+
 def open_model(path: Path, rule: str) -> llama_cpp.Llama:
     return llama_cpp.Llama(
         str(path), vocab_only=True, verbose=False, kv_overrides={"tokenizer.ggml.pre": rule}
@@ -122,25 +181,19 @@ def tokenize(model: llama_cpp.Llama, text: str, *, special: bool = True) -> list
     return model.tokenize(text.encode(), add_bos=True, special=special)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True, help="SmolLM2-135M-Instruct.Q4_1.gguf")
-    parser.add_argument("--output", type=Path, default=OUTPUT)
-    args = parser.parse_args()
-
-    own = open_model(args.model, "smollm")
-    others = {rule: open_model(args.model, rule) for rule in OTHER_RULES}
+def golden_lines(path: Path) -> list[dict[str, Any]]:
+    own = open_model(path, "smollm")
+    others = {rule: open_model(path, rule) for rule in OTHER_RULES}
     vocab = own._model.vocab
     facts = {
         "llama_cpp_python": llama_cpp.__version__,
-        "model": args.model.name,
+        "model": path.name,
         "vocab_size": own.n_vocab(),
         "bos_id": own.token_bos(),
         "end_ids": [i for i in range(own.n_vocab()) if llama_cpp.llama_vocab_is_eog(vocab, i)],
     }
-    texts = list(dict.fromkeys([*PLAIN, *SPECIAL, *random_texts(20261129)]))
-    lines = [facts]
-    for text in texts:
+    lines: list[dict[str, Any]] = [facts]
+    for text in dict.fromkeys([*PLAIN, *SPECIAL, *random_texts(20261129)]):
         ids = tokenize(own, text)
         line = {"text": text, "ids": ids}
         plain = tokenize(own, text, special=False)
@@ -149,10 +202,35 @@ def main() -> None:
         by_rule = {rule: tokenize(model, text) for rule, model in others.items()}
         line.update({rule: found for rule, found in by_rule.items() if found != ids})
         lines.append(line)
-    with args.output.open("w", encoding="ascii", newline="\n") as file:
+    return lines
+
+
+def probe_lines() -> list[dict[str, Any]]:
+    tokens, merges = probe_vocabulary()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "probe.gguf"
+        write_vocabulary(path, tokens, merges)
+        models = {rule: open_model(path, rule) for rule in RULES}
+    lines: list[dict[str, Any]] = [{"tokens": tokens, "merges": merges}]
+    for text in dict.fromkeys(probe_texts(20261130)):
+        lines.append({"text": text, **{r: tokenize(model, text) for r, model in models.items()}})
+    return lines
+
+
+def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
+    with path.open("w", encoding="ascii", newline="\n") as file:
         for line in lines:
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
-    print(f"{len(texts)} texts -> {args.output}")
+    print(f"{len(lines) - 1} texts -> {path}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True, help="SmolLM2-135M-Instruct.Q4_1.gguf")
+    parser.add_argument("--output", type=Path, default=DATA, help="folder of the two files")
+    args = parser.parse_args()
+    write_lines(args.output / "tokenizer_llama_cpp.jsonl", golden_lines(args.model))
+    write_lines(args.output / "tokenizer_probe.jsonl", probe_lines())
 
 
 if __name__ == "__main__":

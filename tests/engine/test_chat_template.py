@@ -46,6 +46,34 @@ def test_what_templates_expect_of_their_surroundings() -> None:
     assert text == "<s>A:x:1/3\nB:é:3/3\n</s>"
 
 
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{% for m in [1, 2, 3, 4] if m % 2 == 0 %}{{ m }}{% else %}none{% endfor %}", "24"),
+        ("{% for m in [] %}{{ m }}{% else %}none{% endfor %}", "none"),
+        ("{% for a in [[1], [2, [3]]] recursive %}{% if a is iterable %}({{ loop(a) }}){% else %}"
+         "{{ a }}{% endif %}{% endfor %}", "(1)(2(3))"),
+        ("{% macro tag(x, n=2) %}<{{ x * n }}>{% endmacro %}{{ tag('a') ~ tag('b', n=1) }}",
+         "<aa><b>"),
+        ("{% macro box() %}[{{ caller('x') }}]{% endmacro %}"
+         "{% call(v) box() %}{{ v }}!{% endcall %}", "[x!]"),
+        ("{% set text %}{% for i in range(3) %}{{ i }}{% endfor %}{% endset %}{{ text | trim }}",
+         "012"),
+        ("{{ 'a<think>b</think>c'.split('</think>')[-1].lstrip('\n') }}", "c"),
+        ("{{ messages[::-1][0].role[:2] + '-'.join(['x', 'y']) + (['p', 2] | join(', ')) }}",
+         "usx-yp, 2"),
+        ("{{ 7 // 2 }} {{ 2 ** 10 }} {{ 5 % 3 }} {{ 'ab' * 2 }} {{ [1] + [2] }} {{ -3 }}",
+         "3 1024 2 abab [1, 2] -3"),
+        ("{{ (messages | map(attribute='content') | list)[0] | default('?', true) }}", "Hi"),
+        ("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "1"),
+        ("{{ {'b': 1, 'a': 2} | dictsort | first | first }}{{ {'k': 1}.items() | list }}",
+         "a[('k', 1)]"),
+    ],
+)  # fmt: skip
+def test_counting_changes_no_meaning(source: str, text: str) -> None:
+    assert render(source) == text
+
+
 def test_tojson_is_plain_json() -> None:
     assert render("{{ {'a': \"<é'&>\", 'b': [1, none]} | tojson }}") == (
         '{"a": "<é\'&>", "b": [1, null]}'

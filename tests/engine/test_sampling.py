@@ -82,6 +82,7 @@ def test_greedy_ties_go_to_the_lowest_id() -> None:
         ({"temperature": -1}, "temperature: expected a number of at least 0, got -1"),
         ({"temperature": float("nan")}, "temperature: .*got nan"),
         ({"temperature": float("inf")}, "temperature: .*got inf"),
+        ({"temperature": 10**400}, "temperature: .*got 1000"),
         ({"temperature": "1"}, "temperature: .*got '1'"),
         ({"temperature": True}, "temperature: .*got True"),
         ({"top_p": 1.5}, "top_p: expected a number from 0 to 1, got 1.5"),
@@ -136,6 +137,11 @@ def test_drawn_frequencies_are_the_probabilities() -> None:
         # Four standard deviations of a frequency over 4000 draws is at most .032.
         np.testing.assert_allclose(counts, expected, atol=0.032)
         assert counts[2] == 0
+
+
+def test_top_p_takes_no_token_beyond_the_mass_asked_for() -> None:
+    # Four equal tokens: two have exactly half of the mass, which is enough.
+    assert set(draws(np.zeros(4, np.float32), top_p=0.5)) == {0, 1}
 
 
 def test_temperature_comes_last() -> None:

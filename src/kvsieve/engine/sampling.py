@@ -207,9 +207,12 @@ def _nucleus(logits: F32, weights: F64, top_p: float) -> I64:
 
 
 def _checked_real(name: str, value: object, maximum: float) -> float:
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else -1.0
+    except OverflowError:
+        number = -1.0
     # Written so that NaN, which compares false with everything, is refused.
-    if is_number and 0 <= (number := float(value)) <= maximum:  # type: ignore[arg-type]
+    if 0 <= number <= maximum:
         return number
     allowed = "from 0 to 1" if maximum == 1 else "of at least 0"
     raise ConfigError(f"[SamplingParams] {name}: expected a number {allowed}, got {value!r}")
