@@ -277,7 +277,7 @@ NB_MODULE(_native, m) {
            },
            "x"_a, "cos"_a, "sin"_a, "interleaved"_a)
       .def("append",
-           [](kvsieve::Engine& self, PyStep& step, int layer, const Array<const float>& k,
+           [](kvsieve::Engine& self, PyStep& step, int layer, Array<float> k,
               const Array<const float>& v) {
              nb::gil_scoped_release release;
              return self.append(step.step, layer, k.data(), v.data());

@@ -48,6 +48,42 @@ void Engine::project_all(Worker& worker, const Activations& x, int rows,
   });
 }
 
+void Engine::rotate(const Step& step, const Heads& heads, const Segment& s, int row,
+                    float* head) const {
+  if (!heads.rotation) return;
+  const LayerShape& shape = heads.rotation->shape;
+  const size_t at = (static_cast<size_t>(s.first_row) + row) * (shape.rope_dim / 2);
+  kernels_.rope(head, step.cos + at, step.sin + at, shape.rope_dim, shape.rope_interleaved);
+}
+
+void Engine::enter_cache(Worker& worker, const Step& step, int layer, const Heads& heads) {
+  const int d = heads.shape.head_dim;
+  const int num_q = heads.q ? heads.shape.num_q_heads : 0;
+  const int num_kv = heads.k ? heads.shape.num_kv_heads : 0;
+  for (const Segment& s : step.segments) {
+    // A tile of a KV head is one item, because two tokens of a q4 page share bytes; a tile of a
+    // query head likewise, to be about as large.
+    const int tiles = s.num_blocks() - s.first_tile(), all = num_q + num_kv;
+    worker.share(static_cast<int64_t>(tiles) * all, 1, [&](int64_t item) {
+      const int tile = static_cast<int>(item) / all, head = static_cast<int>(item) % all;
+      const int begin = s.tile_begin(tile) - s.start, end = s.tile_end(tile) - s.start;
+      bool finite = true;
+      for (int row = begin; row < end; row++) {
+        const size_t at = static_cast<size_t>(s.first_row) + row;
+        if (head < num_q) {
+          rotate(step, heads, s, row, heads.q + (at * num_q + head) * d);
+          finite = queries_.fold(kernels_, s, row, head, heads.scale) && finite;
+        } else {
+          rotate(step, heads, s, row, heads.k + (at * num_kv + head - num_q) * d);
+        }
+      }
+      if (head >= num_q)
+        finite = append_tile(kernels_, s, layer, head - num_q, tile, heads.k, heads.v) && finite;
+      if (!finite) non_finite_.store(true);
+    });
+  }
+}
+
 bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step) {
   const LayerShape& shape = layer.shape;
   const HeadShape& heads = shape.heads;
@@ -62,7 +98,7 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step)
   v_.reserve(static_cast<size_t>(rows) * kv_width);
   gate_.reserve(static_cast<size_t>(rows) * inner);
   up_.reserve(static_cast<size_t>(rows) * inner);
-  queries_.prepare(heads, rows);
+  queries_.prepare(heads, rows, q_.data());
   selection_.prepare(heads, step.segments);
   attention_.prepare(heads, step.segments);
   non_finite_.store(false);
@@ -75,14 +111,6 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step)
       kernels_.quantize_row(input, static_cast<int>(row));
     });
   };
-  auto rotate = [&](Worker& worker, float* x, int count) {
-    worker.share(static_cast<int64_t>(rows) * count, 16, [&](int64_t item) {
-      const int64_t at = item / count * (shape.rope_dim / 2);
-      kernels_.rope(x + item * heads.head_dim, step.cos + at, step.sin + at, shape.rope_dim,
-                    shape.rope_interleaved);
-    });
-  };
-
   const int64_t start = now_ns();
   int64_t before_select = 0, after_select = 0, after_attention = 0;
   team_.run([&](Worker& worker) {
@@ -91,10 +119,8 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step)
                 {{layer.q, q_.data(), q_width, false},
                  {layer.k, k_.data(), kv_width, false},
                  {layer.v, v_.data(), kv_width, false}});
-    rotate(worker, q_.data(), heads.num_q_heads);
-    rotate(worker, k_.data(), heads.num_kv_heads);
-    append_rows(worker, kernels_, segments, index, k_.data(), v_.data(), non_finite_);
-    queries_.fold(worker, kernels_, segments, q_.data(), shape.attention_scale, non_finite_);
+    enter_cache(worker, step, index,
+                {heads, q_.data(), k_.data(), v_.data(), shape.attention_scale, &layer});
 
     if (worker.is_first()) before_select = now_ns();
     selection_.run(worker, segments, queries_, index);
@@ -132,21 +158,23 @@ void Engine::project(const float* x, int rows, const Weight& weight, float* y) {
   });
 }
 
-bool Engine::append(Step& step, int layer, const float* k, const float* v) {
+bool Engine::append(Step& step, int layer, float* k, const float* v) {
   non_finite_.store(false);
+  const Segment& s = step.segments[0];
+  const HeadShape shape{0, s.num_kv_heads, s.layout.head_dim};
   team_.run([&](Worker& worker) {
-    append_rows(worker, kernels_, step.segments, layer, k, v, non_finite_);
+    enter_cache(worker, step, layer, {shape, nullptr, k, v, 0.0f, nullptr});
   });
   return !non_finite_.load();
 }
 
 bool Engine::fold(Step& step, HeadShape shape, float* q, float scale) {
-  queries_.prepare(shape, step.rows);
+  queries_.prepare(shape, step.rows, q);
   selection_.prepare(shape, step.segments);
   attention_.prepare(shape, step.segments);
   non_finite_.store(false);
   team_.run([&](Worker& worker) {
-    queries_.fold(worker, kernels_, step.segments, q, scale, non_finite_);
+    enter_cache(worker, step, 0, {shape, q, nullptr, nullptr, scale, nullptr});
   });
   return !non_finite_.load();
 }

@@ -8,8 +8,10 @@ namespace kvsieve {
 
 namespace {
 
-// Polls this often before giving the core away: a layer's phases are a few microseconds apart.
+// Polls this often before sleeping: a layer's phases are a few microseconds apart. With more threads
+// than cores the one waited for may need this very core, so sleep soon.
 constexpr int kBarrierPolls = 2000;
+constexpr int kCrowdedPolls = 20;
 // Between two layers Python runs for about a microsecond, between two tokens for some ten.
 constexpr int kIdlePolls = 20000;
 
@@ -23,7 +25,11 @@ inline void pause() {
 
 }  // namespace
 
-Team::Team(int threads) : size_(threads) {
+Team::Team(int threads)
+    : size_(threads),
+      barrier_polls_(threads > static_cast<int>(std::thread::hardware_concurrency())
+                         ? kCrowdedPolls
+                         : kBarrierPolls) {
   for (int id = 1; id < size_; id++) threads_.emplace_back([this, id] { wait_for_jobs(id); });
 }
 
@@ -65,15 +71,14 @@ void Worker::barrier() {
   if (team_.arrived_.fetch_add(1) + 1 == team_.size_) {
     team_.arrived_.store(0);
     team_.barrier_phase_.fetch_add(1);
+    team_.barrier_phase_.notify_all();
     return;
   }
-  for (int poll = 0; team_.barrier_phase_.load() == phase; poll++) {
-    if (poll < kBarrierPolls) {
-      pause();
-    } else {
-      std::this_thread::yield();  // more threads than cores: let the others arrive
-    }
+  for (int poll = 0; poll < team_.barrier_polls_; poll++) {
+    if (team_.barrier_phase_.load() != phase) return;
+    pause();
   }
+  team_.barrier_phase_.wait(phase);
 }
 
 }  // namespace kvsieve

@@ -37,49 +37,37 @@ void index_key(const Segment& s, int layer, int kv_head, int position, const uin
 
 }  // namespace
 
-void append_rows(Worker& worker, const Kernels& kernels, const std::vector<Segment>& segments,
-                 int layer, const float* k, const float* v, std::atomic<bool>& non_finite) {
-  for (const Segment& s : segments) {
-    const int d = s.layout.head_dim, tiles = s.num_blocks() - s.first_tile();
-    // One item per (block, head): two tokens of a q4 page share bytes.
-    worker.share(static_cast<int64_t>(tiles) * s.num_kv_heads, 1, [&](int64_t item) {
-      const int tile = static_cast<int>(item) / s.num_kv_heads;
-      const int head = static_cast<int>(item) % s.num_kv_heads;
-      uint8_t* page = s.page(layer, head, s.first_tile() + tile);
-      for (int position = s.tile_begin(tile); position < s.tile_end(tile); position++) {
-        const size_t row = static_cast<size_t>(s.first_row) + position - s.start;
-        const size_t at = (row * s.num_kv_heads + head) * d;
-        if (!kernels.append(s.layout, page, position % kBlock, k + at, v + at))
-          non_finite.store(true);
-        else if (s.index)
-          index_key(s, layer, head, position, page);
-      }
-    });
+bool append_tile(const Kernels& kernels, const Segment& s, int layer, int head, int tile,
+                 const float* k, const float* v) {
+  const int d = s.layout.head_dim;
+  uint8_t* page = s.page(layer, head, s.first_tile() + tile);
+  bool finite = true;
+  for (int position = s.tile_begin(tile); position < s.tile_end(tile); position++) {
+    const size_t row = static_cast<size_t>(s.first_row) + position - s.start;
+    const size_t at = (row * s.num_kv_heads + head) * d;
+    if (!kernels.append(s.layout, page, position % kBlock, k + at, v + at))
+      finite = false;
+    else if (s.index)
+      index_key(s, layer, head, position, page);
   }
+  return finite;
 }
 
-void FoldedQueries::prepare(HeadShape shape, int rows) {
+void FoldedQueries::prepare(HeadShape shape, int rows, float* q) {
   shape_ = shape;
+  values_ = q;
   const size_t heads = static_cast<size_t>(rows) * shape.num_q_heads;
   codes_.reserve(heads * shape.head_dim);
   scale_.reserve(heads);
   sum_.reserve(heads * kMaxScaleGroups);
 }
 
-void FoldedQueries::fold(Worker& worker, const Kernels& kernels,
-                         const std::vector<Segment>& segments, float* q, float scale,
-                         std::atomic<bool>& non_finite) {
-  if (worker.is_first()) values_ = q;
-  for (const Segment& s : segments) {
-    const int d = shape_.head_dim, groups = s.layout.k_groups();
-    const int64_t heads = static_cast<int64_t>(s.q_len) * shape_.num_q_heads;
-    worker.share(heads, 16, [&](int64_t item) {
-      const size_t at = static_cast<size_t>(s.first_row) * shape_.num_q_heads + item;
-      if (!kernels.fold_query(q + at * d, scale, d, groups, codes_.data() + at * d,
-                              scale_.data() + at, sum_.data() + at * groups))
-        non_finite.store(true);
-    });
-  }
+bool FoldedQueries::fold(const Kernels& kernels, const Segment& segment, int row, int head,
+                         float scale) {
+  const int d = shape_.head_dim, groups = segment.layout.k_groups();
+  const size_t at = static_cast<size_t>(segment.first_row + row) * shape_.num_q_heads + head;
+  return kernels.fold_query(values_ + at * d, scale, d, groups, codes_.data() + at * d,
+                            scale_.data() + at, sum_.data() + at * groups);
 }
 
 Queries FoldedQueries::view(const Segment& segment, int row, int head,

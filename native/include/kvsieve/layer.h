@@ -51,7 +51,8 @@ class Engine {
   // Parts of a layer on their own, for tests and for callers with their own queries.
   // x [rows][cols] is read as activations; y [rows][weight rows].
   void project(const float* x, int rows, const Weight& weight, float* y);
-  bool append(Step& step, int layer, const float* k, const float* v);
+  // k is not changed here, only where a layer rotates it.
+  bool append(Step& step, int layer, float* k, const float* v);
   bool score(Step& step, HeadShape shape, int layer, float* q, float scale, float* out, int stride);
   // Lists are read from selection() afterwards.
   bool select(Step& step, HeadShape shape, int layer, float* q, float scale);
@@ -78,6 +79,16 @@ class Engine {
   };
   void project_all(Worker& worker, const Activations& x, int rows,
                    std::initializer_list<Output> outputs);
+  // Rotates (where asked), stores and folds every (row, head) and (tile, KV head): one phase.
+  struct Heads {
+    HeadShape shape;
+    float *q, *k;     // either may be null
+    const float* v;
+    float scale;
+    const Layer* rotation;
+  };
+  void enter_cache(Worker& worker, const Step& step, int layer, const Heads& heads);
+  void rotate(const Step& step, const Heads& heads, const Segment& s, int row, float* head) const;
   bool fold(Step& step, HeadShape shape, float* q, float scale);
 
   const Kernels& kernels_;

@@ -51,6 +51,7 @@ class Team {
   void wait_for_jobs(int id);
 
   const int size_;
+  const int barrier_polls_;
   std::vector<std::thread> threads_;
   const std::function<void(Worker&)>* job_ = nullptr;
   bool stop_ = false;

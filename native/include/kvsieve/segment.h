@@ -1,12 +1,10 @@
 // What a step reads and writes: the rows of each sequence, its pages, and the lists chosen for it.
 #pragma once
 
-#include <atomic>
 #include <vector>
 
 #include "kvsieve/buffer.h"
 #include "kvsieve/kernels.h"
-#include "kvsieve/pool.h"
 
 namespace kvsieve {
 
@@ -86,24 +84,24 @@ struct Lists {
   }
 };
 
-// Writes k, v [rows][Hkv * D] into the pages, and the strided keys into the index.
-// Sets `non_finite` instead of writing a token with NaN or infinity.
-void append_rows(Worker& worker, const Kernels& kernels, const std::vector<Segment>& segments,
-                 int layer, const float* k, const float* v, std::atomic<bool>& non_finite);
+// Writes one head's rows of a tile, k, v [rows][Hkv * D], into their page, and the strided keys into
+// the index. False if a row with NaN or infinity was left out.
+bool append_tile(const Kernels& kernels, const Segment& segment, int layer, int head, int tile,
+                 const float* k, const float* v);
 
 // The queries of a step with the softmax scale folded in, in f32 and as integers.
 class FoldedQueries {
  public:
-  void prepare(HeadShape shape, int rows);
-  // q [rows][Hq * D] is scaled in place.
-  void fold(Worker& worker, const Kernels& kernels, const std::vector<Segment>& segments, float* q,
-            float scale, std::atomic<bool>& non_finite);
+  // q [rows][Hq * D] is scaled in place, one (row, head) at a time. Not called by workers.
+  void prepare(HeadShape shape, int rows, float* q);
+  // False on NaN or infinity.
+  bool fold(const Kernels& kernels, const Segment& segment, int row, int head, float scale);
   // Rows from (row, head) on: successive heads of one token, or successive tokens of one head.
   Queries view(const Segment& segment, int row, int head, bool successive_heads) const;
 
  private:
   HeadShape shape_{};
-  const float* values_ = nullptr;
+  float* values_ = nullptr;
   Buffer<int8_t> codes_;
   Buffer<float> scale_;
   Buffer<int32_t> sum_;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kvsieve/buffer.h"
+#include "kvsieve/pool.h"
 #include "kvsieve/segment.h"
 
 namespace kvsieve {

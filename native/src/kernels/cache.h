@@ -40,7 +40,7 @@ static inline float quantize_q4(const float* x, uint8_t* codes) {
   float m = 0;
   for (int i = 0; i < kGroup; i++)
     if (std::fabs(x[i]) > std::fabs(m)) m = x[i];
-  const float scale = m / -8.0f;
+  const float scale = m != 0 ? m / -8.0f : 0.0f;  // not -0
   for (int i = 0; i < kGroup; i++) {
     float code = scale != 0 ? std::nearbyintf(x[i] / scale) : 0.0f;
     code = code < -8 ? -8 : code > 7 ? 7 : code;

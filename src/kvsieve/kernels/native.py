@@ -178,7 +178,8 @@ class NativeBackend:
         shape = (segment.q_len, segment.pages.shape[2], segment.layout.head_dim)
         check_f32("append", "k", k, shape)
         check_f32("append", "v", v, shape)
-        if not self._engine.append(self._step(segment), layer, k, v):
+        keys = np.require(k, requirements="W")  # the core rotates in place, though not here
+        if not self._engine.append(self._step(segment, layer), layer, keys, v):
             raise NumericalError("[append] k, v: expected finite values, got NaN or infinity")
 
     def score_blocks(self, segment: Segment, layer: int, q: F32, *, scale: float) -> F32:
@@ -186,7 +187,7 @@ class NativeBackend:
         if segment.sparse is None:
             raise ConfigError("[score_blocks] segment.sparse: expected a SparsePlan, got None")
         rows = _query_rows("score_blocks", segment, q)
-        step = self._step(segment)
+        step = self._step(segment, layer)
         out = np.empty((q.shape[1], self._engine.score_stride(step)), np.float32)
         heads = segment.pages.shape[2]
         self._check_finite("score_blocks", self._engine.score(step, layer, rows, heads, scale, out))
@@ -199,7 +200,7 @@ class NativeBackend:
             return None
         rows = _query_rows("select", segment, q)
         heads = segment.pages.shape[2]
-        found = self._engine.select(self._step(segment), layer, rows, heads, scale)
+        found = self._engine.select(self._step(segment, layer), layer, rows, heads, scale)
         self._check_finite("select", found is not None)
         if all(length < 0 for length in found[2]):
             return None
@@ -217,7 +218,7 @@ class NativeBackend:
         else:
             form = _checked_lists(segment, lists, q.shape[1])
         out = np.empty_like(rows)
-        ok = self._engine.attend(self._step(segment), layer, rows, heads, scale, *form, out)
+        ok = self._engine.attend(self._step(segment, layer), layer, rows, heads, scale, *form, out)
         self._check_finite("attend", ok)
         return out
 
@@ -268,7 +269,11 @@ class NativeBackend:
             ],
         )
 
-    def _step(self, segment: Segment) -> Any:
+    def _step(self, segment: Segment, layer: int) -> Any:
+        if not 0 <= layer < segment.pages.shape[0]:
+            raise ShapeError(
+                f"[Segment] layer: expected 0 to {segment.pages.shape[0] - 1}, got {layer}"
+            )
         nothing = np.zeros((segment.q_len, 1), np.float32)  # these steps do not rotate
         return self.begin_step([segment], nothing, nothing)
 

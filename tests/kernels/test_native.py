@@ -1,0 +1,367 @@
+"""Native == reference for every kernel, on every instruction set, with poisoned memory around."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kvsieve.errors import ConfigError, ModelFileError, NumericalError, ShapeError
+from kvsieve.kernels.backend import BlockLists, WeightSource
+from kvsieve.kernels.native import NativeBackend, supported_isas
+from kvsieve.kernels.reference import ReferenceBackend
+from tests.kernels.reference.caches import empty_segment, last_token, plan, random_qkv, rows
+
+REFERENCE = ReferenceBackend()
+SCALE = 0.2
+TYPES = ["q8_0", "q4_0", "f16", "f32"]
+MIXED = [("q8_0", "f16"), ("f32", "q4_0"), ("q4_0", "q8_0")]
+HEADS = [(2, 2), (9, 3), (7, 1), (16, 2), (24, 1)]  # ratios 1, 3, 7, 8, 24
+ALWAYS = 10**6
+
+
+def source(matrix, fmt="f32"):
+    return WeightSource(data=matrix, format=fmt, rows=matrix.shape[0], cols=matrix.shape[1])
+
+
+def quantised(fmt, n_rows, n_cols, seed=0):
+    """A matrix in GGUF blocks with random codes and moderate scales."""
+    rng = np.random.default_rng(seed)
+    head = {"q4_0": 1, "q4_1": 2, "q8_0": 1}[fmt]
+    scales = rng.uniform(-0.1, 0.1, (n_rows, n_cols // 32, head)).astype(np.float16)
+    codes = rng.integers(0, 256, (n_rows, n_cols // 32, 32 if fmt == "q8_0" else 16), np.uint8)
+    data = np.concatenate([scales.view(np.uint8), codes], axis=2).reshape(n_rows, -1)
+    return WeightSource(data=data, format=fmt, rows=n_rows, cols=n_cols)
+
+
+def close(a, b, tolerance):
+    """Relative to the size of the rows compared."""
+    assert a.shape == b.shape
+    assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
+
+
+# -- dense -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(16, 32), (48, 64), (40, 96), (1, 32), (33, 160)])
+@pytest.mark.parametrize("fmt", ["q4_0", "q4_1", "q8_0", "f32->q8", "f32->f32"])
+@pytest.mark.parametrize("tokens", [1, 3, 8, 13])
+def test_project(native, shape, fmt, tokens):
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((tokens, shape[1]), dtype=np.float32)
+    if fmt.startswith("f32"):
+        matrix, kind = source(rng.standard_normal(shape, dtype=np.float32)), fmt[5:]
+    else:
+        matrix, kind = quantised(fmt, *shape), None
+    got = native.project(x, native.pack_weight(matrix, kind=kind))
+    close(got, REFERENCE.project(x, REFERENCE.pack_weight(matrix, kind=kind)), 2e-6)
+
+
+@pytest.mark.parametrize("fmt", ["q4_1", "q8_0"])
+def test_a_row_is_projected_to_the_same_bits_alone_and_among_others(native, fmt):
+    x = np.random.default_rng(2).standard_normal((70, 96), dtype=np.float32)
+    weight = native.pack_weight(quantised(fmt, 40, 96))
+    together = native.project(x, weight)
+    alone = np.concatenate([native.project(x[i : i + 1], weight) for i in range(len(x))])
+    assert np.array_equal(together, alone)
+
+
+def test_project_of_zero_and_tiny_rows_is_finite(native):
+    x = np.zeros((3, 32), np.float32)
+    x[1] = 1e-40
+    x[2, 0] = 1e30
+    weight = quantised("q4_1", 16, 32)
+    got = native.project(x, native.pack_weight(weight))
+    assert np.all(np.isfinite(got))
+    assert not got[0].any()
+    close(got[2:], REFERENCE.project(x[2:], REFERENCE.pack_weight(weight)), 1e-6)
+
+
+@pytest.mark.parametrize("width", [16, 64, 576])
+def test_rms_norm_and_silu_mul(native, width):
+    rng = np.random.default_rng(3)
+    x, y = rng.standard_normal((2, 5, width), dtype=np.float32) * 3
+    w = rng.uniform(0.5, 2, width).astype(np.float32)
+    close(native.rms_norm(x, w, eps=1e-5), REFERENCE.rms_norm(x, w, eps=1e-5), 1e-6)
+    close(native.silu_mul(x, y), REFERENCE.silu_mul(x, y), 1e-6)
+
+
+def test_silu_mul_of_extreme_gates(native):
+    gate = np.array([-1e4, -100, -88, 0, 88, 100, 1e4, 1e30] * 2, np.float32)
+    got = native.silu_mul(gate, np.ones_like(gate))
+    assert np.all(np.isfinite(got))
+    np.testing.assert_allclose(got, np.where(gate > 0, gate, 0), atol=1e-30)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("pairs", [16, 8])  # 8: only a part of the head rotates
+def test_rope(native, interleaved, pairs):
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((6, 3, 32), dtype=np.float32)
+    angle = rng.uniform(0, 6, (6, pairs))
+    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    got = native.rope(x, cos, sin, interleaved=interleaved)
+    close(got, REFERENCE.rope(x, cos, sin, interleaved=interleaved), 1e-6)
+
+
+# -- cache -----------------------------------------------------------------------------------
+
+
+def both_caches(native, tokens, *, q_heads=4, kv_heads=2, head_dim=32, seed=0, **options):
+    """(q, segment of the reference, segment of the core), each filled by its own append."""
+    q, k, v = random_qkv(tokens, q_heads, kv_heads, head_dim, seed=seed)
+    result = []
+    for backend in (REFERENCE, native):
+        segment = empty_segment(tokens, head_dim=head_dim, kv_heads=kv_heads, layers=2, **options)
+        backend.append(segment, 1, k, v)
+        result.append(segment)
+    return q, *result
+
+
+@pytest.mark.parametrize("types", [(t, t) for t in TYPES] + MIXED)
+@pytest.mark.parametrize("tokens", [1, 31, 32, 33, 65, 97])
+@pytest.mark.parametrize("head_dim", [32, 64, 96])
+def test_append_writes_the_same_bytes(native, types, tokens, head_dim):
+    sparse = plan(block_size=64, num_probes=5)
+    _, want, got = both_caches(
+        native, tokens, head_dim=head_dim, k_type=types[0], v_type=types[1], sparse=sparse
+    )
+    assert np.array_equal(want.pages, got.pages)
+    assert (want.index is None) == (types[0] != "q8_0")
+    if want.index is not None:
+        assert np.array_equal(want.index, got.index)
+
+
+@pytest.mark.parametrize("cache_type", TYPES)
+def test_append_of_zero_tiny_huge_and_subnormal_rows(native, cache_type):
+    k = np.zeros((6, 2, 32), np.float32)
+    k[1, 0, 3] = 1e-8
+    k[2] = -1e7 if cache_type != "f16" else -1e4
+    k[3, 1, 5] = 1e-42
+    k[4] = 3.0
+    segments = []
+    for backend in (REFERENCE, native):
+        segments.append(empty_segment(6, k_type=cache_type))
+        backend.append(segments[-1], 0, k, k[::-1].copy())
+    assert np.array_equal(segments[0].pages, segments[1].pages)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("cache_type", TYPES)
+def test_append_refuses_what_is_not_finite_and_spares_the_other_tokens(native, bad, cache_type):
+    _, k, v = random_qkv(40, 2, 2)
+    clean = empty_segment(40, k_type=cache_type)
+    native.append(clean, 0, k, v)
+    k[7, 1, 3] = bad
+    segment = empty_segment(40, k_type=cache_type)
+    with pytest.raises(NumericalError, match="finite"):
+        native.append(segment, 0, k, v)
+    other_head = segment.pages[:, :, 0]
+    assert np.array_equal(other_head, clean.pages[:, :, 0])
+
+
+# -- attention ---------------------------------------------------------------------------------
+
+
+def tolerance(types):
+    # 8-bit probabilities: one rounding that falls the other way moves a row by 1/255 of a page.
+    return 2e-3 if {"q8_0", "q4_0"} & {types[1]} else 1e-5
+
+
+@pytest.mark.parametrize("types", [(t, t) for t in TYPES] + MIXED)
+@pytest.mark.parametrize("heads", HEADS)
+def test_exact_attention(native, types, heads):
+    tokens = 545  # two runs, an open block
+    q, want_segment, got_segment = both_caches(
+        native, tokens, q_heads=heads[0], kv_heads=heads[1], k_type=types[0], v_type=types[1]
+    )
+    want = REFERENCE.attend(rows(want_segment, 480, tokens), 1, q[480:], scale=SCALE, lists=None)
+    got = native.attend(rows(got_segment, 480, tokens), 1, q[480:], scale=SCALE, lists=None)
+    close(got, want, tolerance(types))
+    decoded = native.attend(last_token(got_segment), 1, q[-1:], scale=SCALE, lists=None)
+    assert np.array_equal(decoded[0], got[-1])
+
+
+@pytest.mark.parametrize("cache_type", TYPES)
+@pytest.mark.parametrize("tokens", [1, 31, 32, 33, 63, 64, 65, 95, 97, 513])
+def test_lengths_and_tails(native, cache_type, tokens):
+    q, want_segment, got_segment = both_caches(native, tokens, k_type=cache_type, head_dim=64)
+    want = REFERENCE.attend(want_segment, 1, q, scale=SCALE, lists=None)
+    got = native.attend(got_segment, 1, q, scale=SCALE, lists=None)
+    close(got, want, tolerance((cache_type, cache_type)))
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 128, 256])
+def test_head_dims(native, head_dim):
+    q, want_segment, got_segment = both_caches(native, 70, head_dim=head_dim, k_type="q8_0")
+    want = REFERENCE.attend(want_segment, 1, q, scale=SCALE, lists=None)
+    close(native.attend(got_segment, 1, q, scale=SCALE, lists=None), want, 2e-3)
+
+
+def test_a_run_without_a_visible_token_merges_as_nothing(native):
+    # Public masks may list a block that lies in a row's future, even first.
+    q, want_segment, got_segment = both_caches(native, 600, k_type="f32")
+    lists = BlockLists(
+        num_heads=2,
+        num_tiles=1,
+        indptr=np.array([0, 18, 36]),
+        indices=np.tile(np.r_[18, np.arange(1, 17), 0], 2).astype(np.int32),
+    )
+    early = replace(rows(want_segment, 32, 40), block_table=want_segment.block_table)
+    with pytest.raises(ShapeError, match="blocks below 2"):
+        native.attend(early, 1, q[32:40], scale=SCALE, lists=lists)
+
+
+# -- selection ---------------------------------------------------------------------------------
+
+PLANS = {
+    "even": plan(selector="even", k=4),
+    "even, shared": plan(selector="even", k=4, share="group"),
+    "even, blocks of 64": plan(selector="even", k=3, block_size=64),
+    "even, 3 probes": plan(selector="even", k=5, num_probes=3, share="group"),
+    "probe": plan(selector="probe", k=3),
+    "probe, shared, blocks of 96": plan(selector="probe", k=2, block_size=96, share="group"),
+    "probe, k = 1": plan(selector="probe", k=1),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("heads", [(9, 3), (24, 1), (2, 2)])
+@pytest.mark.parametrize("k_type", TYPES)
+def test_selection_scores_importance_and_sparse_attention(native, name, heads, k_type):
+    tokens = 590
+    q, *segments = both_caches(
+        native, tokens, q_heads=heads[0], kv_heads=heads[1], k_type=k_type, sparse=PLANS[name]
+    )
+    results = []
+    for backend, segment in zip((REFERENCE, native), segments, strict=True):
+        segment = replace(
+            segment, importance=np.zeros((2, tokens), np.int64), record_importance=True
+        )
+        prompt, token = rows(segment, 0, tokens - 1), last_token(segment)
+        lists = backend.select(prompt, 1, q[:-1], scale=SCALE)
+        out = backend.attend(prompt, 1, q[:-1], scale=SCALE, lists=lists)
+        # Importance comes from each backend's own exponentials: give both the same to choose by.
+        importance = segment.importance.copy()
+        segment.importance[1] >>= 12
+        segment.importance[1] <<= 12
+        results.append(
+            {
+                "lists": lists,
+                "out": out,
+                "importance": importance,
+                "scores": backend.score_blocks(token, 1, q[-1:], scale=SCALE),
+                "decode lists": backend.select(token, 1, q[-1:], scale=SCALE),
+            }
+        )
+    want, got = results
+    for key in ("lists", "decode lists"):
+        assert want[key] is not None
+        assert (want[key].num_heads, want[key].num_tiles) == (got[key].num_heads, got[key].num_tiles)
+        assert np.array_equal(want[key].indptr, got[key].indptr)
+        assert np.array_equal(want[key].indices, got[key].indices)
+    if k_type in ("q8_0", "q4_0"):
+        assert np.array_equal(want["scores"], got["scores"])
+    else:
+        close(got["scores"], want["scores"], 1e-6)
+    close(got["out"], want["out"], tolerance((k_type, k_type)))
+    assert not got["importance"][0].any()
+    # Units of 2^-24, summed over some 5,000 rows: a few units of rounding each way.
+    assert np.abs(want["importance"] - got["importance"]).max() <= 2e-6 * 2**24 * heads[0]
+
+
+def test_importance_sums_to_the_number_of_queries(native):
+    q, _, segment = both_caches(native, 200, k_type="q8_0")
+    segment = replace(segment, importance=np.zeros((2, 200), np.int64), record_importance=True)
+    native.attend(segment, 1, q, scale=SCALE, lists=None)
+    assert segment.importance[1].sum() / 2**24 == pytest.approx(200 * 4, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_same_bits_on_every_instruction_set_and_thread_count(name):
+    tokens = 590
+    outputs = []
+    for isa in (name for name, supported in supported_isas().items() if supported):
+        for threads in (1, 2, 3, 7):
+            backend = NativeBackend(threads=threads, isa=isa)
+            q, k, v = random_qkv(tokens, 6, 2, 64)
+            segment = replace(
+                empty_segment(tokens, head_dim=64, k_type="q8_0", sparse=PLANS[name]),
+                importance=np.zeros((1, tokens), np.int64),
+                record_importance=True,
+            )
+            backend.append(segment, 0, k, v)
+            lists = backend.select(segment, 0, q, scale=SCALE)
+            out = backend.attend(segment, 0, q, scale=SCALE, lists=lists)
+            token = last_token(segment)
+            chosen = backend.select(token, 0, q[-1:], scale=SCALE)
+            decoded = backend.attend(token, 0, q[-1:], scale=SCALE, lists=chosen)
+            outputs.append((out, decoded, segment.importance, chosen.indices))
+    for other in outputs[1:]:
+        for a, b in zip(outputs[0], other, strict=True):
+            assert np.array_equal(a, b)
+
+
+def test_equal_scores_go_to_the_lower_block(native):
+    tokens = 32 * 12
+    k = np.ones((tokens, 1, 32), np.float32)
+    segment = empty_segment(tokens, kv_heads=1, k_type="q8_0", sparse=plan(k=5))
+    native.append(segment, 0, k, k)
+    lists = native.select(last_token(segment), 0, k[:1], scale=1.0)
+    assert lists.indices.tolist() == [0, 1, 2, 10, 11]
+
+
+# -- what it refuses -----------------------------------------------------------------------------
+
+
+def test_unknown_and_missing_instruction_sets_are_named():
+    with pytest.raises(ConfigError, match="isa: expected one of .*scalar.*'mmx'"):
+        NativeBackend(isa="mmx")
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1.5, True, 10**6])
+def test_thread_counts_out_of_range(threads):
+    with pytest.raises(ConfigError, match="threads: expected 1 to"):
+        NativeBackend(threads=threads)
+
+
+def test_arrays_of_the_wrong_shape_type_or_order_are_refused(native):
+    segment = empty_segment(40)
+    good = np.zeros((40, 2, 32), np.float32)
+    for bad in (good[:39], good.astype(np.float64), np.zeros((40, 32, 2), np.float32).swapaxes(1, 2)):
+        with pytest.raises(ShapeError, match=r"\[append\] k: expected C-contiguous float32"):
+            native.append(segment, 0, bad, good)
+
+
+def test_segments_that_would_read_out_of_bounds_are_refused(native):
+    segment = empty_segment(40)
+    good = np.zeros((40, 2, 32), np.float32)
+    for table in (np.array([0], np.int32), np.array([0, 99], np.int32), np.array([-1, 0], np.int32)):
+        with pytest.raises(ShapeError, match="block_table"):
+            native.append(replace(segment, block_table=table), 0, good, good)
+    with pytest.raises(ShapeError, match="importance"):
+        native.append(replace(segment, importance=np.zeros((1, 39), np.int64)), 0, good, good)
+    with pytest.raises(ShapeError, match="layer: expected 0 to 0, got 1"):
+        native.append(segment, 1, good, good)
+
+
+def test_queries_that_are_not_finite_are_refused(native):
+    q, k, v = random_qkv(40, 4, 2)
+    segment = empty_segment(40)
+    native.append(segment, 0, k, v)
+    q[3, 2, 1] = np.nan
+    with pytest.raises(NumericalError, match="q: expected finite"):
+        native.attend(segment, 0, q, scale=SCALE, lists=None)
+
+
+def test_weights_too_large_for_8_bits_are_refused(native):
+    matrix = np.full((16, 32), 1e8, np.float32)
+    with pytest.raises(ModelFileError, match="magnitudes"):
+        native.pack_weight(source(matrix))
+
+
+def test_weight_data_that_does_not_hold_its_shape_is_refused(native):
+    wrong = WeightSource(data=np.zeros((16, 17), np.uint8), format="q4_0", rows=16, cols=32)
+    with pytest.raises(ShapeError, match=r"expected uint8 \(16, 18\)"):
+        native.pack_weight(wrong)
+    with pytest.raises(ConfigError, match="kind: expected q4"):
+        native.pack_weight(quantised("q4_0", 16, 32), kind="q8")
