@@ -79,6 +79,9 @@ def test_tojson_is_plain_json() -> None:
         '{"a": "<é\'&>", "b": [1, null]}'
     )
     assert render("{{ [1] | tojson(indent=2) }}") == "[\n  1\n]"
+    assert render("{{ {'b': 1, 'a': 'é'} | tojson(sort_keys=true, ensure_ascii=true) }}") == (
+        '{"a": "\\u00e9", "b": 1}'
+    )
     assert render("{{ 'a\\nb\\n\\nc' | indent(2) }}") == "a\n  b\n\n  c"
 
 
@@ -135,6 +138,7 @@ GROW = "{% set ns = namespace(x='aa') %}{% for i in range(99) %}{% set ns.x = ST
         "{{ '%900000000d' | format(1) }}",
         "{{ '{:900000000}'.format(1) }}",
         "{{ ('a\n' * 1000000) | indent(5000) }}",
+        "{{ [[1] * 100000] | tojson(indent=100000) }}",
         "{{ ('a' * 100000).replace('a', 'b' * 100000) }}",
         "{{ ('a' * 100000) | replace('a', 'b' * 100000) }}",
         "{{ ('a' * 100000).join(['b'] * 100000) }}",

@@ -38,20 +38,12 @@ _MAX_NUMBER = 100_000
 """Largest number handed to a function or filter: a count, width or range (Jinja's own limit)."""
 
 _MAX_INTEGER_BITS = 256
+_MAX_JSON_INDENT = 16
 
 _PADDING = frozenset(
     {
-        *(
-            "center",
-            "expandtabs",
-            "format",
-            "format_map",
-            "ljust",
-            "rjust",
-            "translate",
-            "wordwrap",
-        ),
-        "zfill",
+        *("center", "ljust", "rjust", "zfill", "expandtabs", "wordwrap"),
+        *("format", "format_map", "translate"),
     }
 )
 """Methods and filters of strings whose result has any length; no chat template needs them."""
@@ -299,9 +291,27 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-def _tojson(value: object, indent: int | None = None) -> str:
+def _tojson(
+    value: object,
+    indent: int | None = None,
+    *,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+    ensure_ascii: bool = False,
+) -> str:
     """JSON as the models were trained on: not escaped for HTML, letters as they are."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    if indent is not None and not 0 <= indent <= _MAX_JSON_INDENT:
+        raise TemplateError(
+            f"[ChatTemplate] source: expected a tojson indent of 0 to {_MAX_JSON_INDENT}, "
+            f"got {indent}"
+        )
+    return json.dumps(
+        value,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        ensure_ascii=ensure_ascii,
+    )
 
 
 def _indent(text: str, width: int = 4, first: bool = False, blank: bool = False) -> str:
