@@ -157,6 +157,19 @@ def test_a_refused_append_changes_nothing(side) -> None:
     assert (segment.index == POISON).all()
 
 
+@pytest.mark.parametrize("cache_type", TYPES)
+def test_a_token_can_be_written_again(cache_type) -> None:
+    """q4_0 tokens share bytes: writing one leaves its neighbours alone, before and after it."""
+    k, v = random_kv(32, 2, 32)
+    segment = filled_segment(k, v, k_type=cache_type)
+    before = segment.pages.copy()
+    for token in (3, 19):
+        pages.append(replace(segment, start=token, q_len=1), 0, v[:1], k[:1])
+        assert not np.array_equal(segment.pages, before)
+        pages.append(replace(segment, start=token, q_len=1), 0, k[token:][:1], v[token:][:1])
+        assert np.array_equal(segment.pages, before)
+
+
 def test_layers_are_apart() -> None:
     k, v = random_kv(32, 2, 32)
     segment = empty_segment(32, k_type="q8_0", layers=3)

@@ -121,6 +121,23 @@ def test_share_group_reads_one_list_per_kv_head() -> None:
         assert chosen == sorted([0, 6, 7, *order[:2]])
 
 
+@pytest.mark.parametrize(("tokens", "wanted"), [(250, 2), (256, 1)])
+def test_share_group_leaves_an_open_block_out_of_the_maximum(tokens, wanted) -> None:
+    """Head 0 likes block 2 (9) and head 1 block 3 (100, else 98); head 0 also likes the last (90).
+
+    While the last block is open, head 0 says 0 to block 2, before head 1's -2 for the others. Once
+    it is full, head 0 says -81 to block 2, so only head 1's voice is left.
+    """
+    k = np.zeros((tokens, 1, 32), dtype=np.float32)
+    k[:, 0, 1] = 98
+    k[2 * 32, 0, 0], k[7 * 32, 0, 0], k[3 * 32, 0, 1] = 9, 90, 100
+    q = np.zeros((1, 2, 32), dtype=np.float32)
+    q[0, 0, 0] = q[0, 1, 1] = 1
+    segment = last_token(filled_segment(k, k, sparse=plan(k=5, share="group")))
+    (chosen,) = as_sets(BACKEND.select(segment, 0, q, scale=1.0))
+    assert chosen == [0, *sorted([wanted, 3]), 6, 7]
+
+
 def test_probe_reserves_by_importance_of_its_layer() -> None:
     segment, q = decode(250, k=4, selector="probe")
     pages = np.repeat(segment.pages, 2, axis=0)

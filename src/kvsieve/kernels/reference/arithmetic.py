@@ -14,7 +14,7 @@ EXACT_F32_INTEGER = 2**24
 ONE_THREAD_PRODUCT = 2**18
 ONE_THREAD_MATRIX = 2**13
 """OpenBLAS starts threads beyond R * N * C = 4 * 65536, or N * C = 4 * 2304 where R is 1. Smaller
-products keep the reference to the one thread it promises; on a busy machine that is 50 times faster.
+products keep the reference to the one thread it promises (50 times faster on a busy machine).
 """
 
 EXP_FLOOR = np.float32(-87.0)

@@ -106,19 +106,17 @@ def _integer_sum(p: F32, codes: np.ndarray, scales: F32) -> F32:
 def merge(a: Partial, b: Partial) -> Partial:
     """Two partial results as if their tokens had been seen together, `b` after `a`.
 
-    A side that saw no token leaves the other one's bits alone. (Merging it by the formula would
-    compute ``exp(-inf - -inf)``, which is NaN and can never be repaired.)
+    A side that saw no token has ``m = -inf``: it is scaled by ``exp(-inf) = 0`` and the other side
+    by 1, which leaves its bits alone. If neither saw one, 0 stands in for the maximum, because
+    ``exp(-inf - -inf)`` would be a NaN that no later run could repair.
     """
     m = np.maximum(a.m, b.m)
-    finite = np.where(np.isfinite(m), m, np.float32(0))
-    keep_a, keep_b = exp(a.m - finite), exp(b.m - finite)
-    s = a.s * keep_a + b.s * keep_b
-    o = fma(a.o, keep_a[:, None], b.o * keep_b[:, None])
-    only_a, only_b = np.isneginf(b.m), np.isneginf(a.m)
+    shift = np.where(np.isfinite(m), m, np.float32(0))
+    keep_a, keep_b = exp(a.m - shift), exp(b.m - shift)
     return Partial(
         m=m,
-        s=np.where(only_a, a.s, np.where(only_b, b.s, s)),
-        o=np.where(only_a[:, None], a.o, np.where(only_b[:, None], b.o, o)),
+        s=a.s * keep_a + b.s * keep_b,
+        o=fma(a.o, keep_a[:, None], b.o * keep_b[:, None]),
     )
 
 
