@@ -8,8 +8,8 @@ from tests.evals.words import WordTokenizer
 @pytest.mark.parametrize("length", [60, 61, 100, 777])
 def test_length_is_never_passed_and_missed_by_less_than_a_sentence(length: int) -> None:
     prompt = passkey_prompt(WordTokenizer(), length=length, depth=0.5)
-    # A sentence of filler is 8 words and a full stop.
-    assert length - 9 < len(prompt.token_ids) <= length
+    # A sentence of filler is 7 words and a full stop.
+    assert length - 8 < len(prompt.token_ids) <= length
 
 
 def test_key_stands_in_the_prompt_at_its_depth_and_the_question_ends_it() -> None:

@@ -150,17 +150,19 @@ def _run(
     """Print the text as it comes, unless `quiet`; a line that was begun is always ended."""
     bar.begin("reading the prompt")
     events = llm.stream(prompt, params, sparse=sparse.setting, on_progress=bar.advance)
+    line_begun = False
     try:
         for event in events:
             bar.close()
-            if not quiet:
+            if event.text and not quiet:
+                line_begun = True
                 sys.stdout.write(event.text)
                 sys.stdout.flush()
             if event.completion is not None:
                 return event.completion
     finally:
         bar.close()
-        if not quiet:
+        if line_begun:
             sys.stdout.write("\n")
             sys.stdout.flush()
     raise RuntimeError("a stream ended without its completion")

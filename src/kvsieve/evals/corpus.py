@@ -14,17 +14,13 @@ _NAMES = (
     "Amara", "Boris", "Celia", "Darius", "Edith", "Felix", "Gwen", "Hector", "Irma", "Jasper",
     "Keiko", "Laszlo", "Mabel", "Noor", "Oscar", "Petra", "Rufus", "Selma", "Tomas", "Wilma",
 )
-_VERBS = (
-    "borrowed", "carried", "described", "measured", "painted", "photographed", "polished",
-    "repaired",
+_CITIES = (
+    "Athens", "Bergen", "Dublin", "Geneva", "Havana", "Lisbon", "Munich", "Naples", "Seville",
+    "Vienna",
 )
-_THINGS = (
-    "bicycle", "canoe", "compass", "kettle", "ladder", "lantern", "tapestry", "telescope",
-    "violin", "wheelbarrow",
-)
-_PLACES = (
-    "bakery", "harbour", "library", "lighthouse", "market", "meadow", "museum", "orchard",
-    "station", "workshop",
+_PASTIMES = (
+    "archery", "baking", "chess", "climbing", "dancing", "drawing", "gardening", "hiking",
+    "sailing", "singing",
 )
 # fmt: on
 
@@ -104,8 +100,8 @@ def filler_tokens(tokenizer: Encoder, count: int, *, seed: int = 0) -> list[int]
 
 
 def _sentence(random: Random) -> str:
-    name, verb = random.choice(_NAMES), random.choice(_VERBS)
-    return f"{name} {verb} a {random.choice(_THINGS)} near the {random.choice(_PLACES)}."
+    name, city = random.choice(_NAMES), random.choice(_CITIES)
+    return f"{name} works in {city} and enjoys {random.choice(_PASTIMES)}."
 
 
 def _with_needle(sentences: list[str], needle: str, depth: float) -> str:
