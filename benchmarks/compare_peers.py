@@ -3,8 +3,8 @@
     python benchmarks/compare_peers.py --depths 512,4096 --rounds 3
 
 Arms: kvsieve exact and sparse (q8_0 cache), and llama.cpp through `llama-cpp-python` where that is
-installed (f16 and q8_0 cache, flash attention on). Every round runs every arm once at every depth; a
-figure is the median over rounds, a ratio the median of the per-round ratios to the named base arm,
+installed (f16 and q8_0 cache, flash attention on). Every round runs every arm once at every depth.
+A figure is the median over rounds, a ratio the median of the per-round ratios to the named base arm,
 with its lowest and highest value. Other work on the machine disturbs both sides: close it first.
 """
 

@@ -4,8 +4,8 @@ Needs llama-cpp-python (0.3.36 made the file in the repository):
 
     python benchmarks/golden/make_llama_cpp_golden.py MODEL.gguf
 
-Exact attention, f16 cache, flash attention on. Per position: the token, llama.cpp's most likely next
-token, and the log-probability it gives the token that really follows.
+Exact attention, f16 cache, flash attention on. Per position: the token, llama.cpp's most likely
+next token, and the log-probability it gives the token that really follows.
 """
 
 import json

@@ -120,7 +120,8 @@ void Attention::merge(const Merge& merge, float* out) const {
 void Attention::attend_tile(const Segment& s, const Lists& lists, const FoldedQueries& queries,
                             int layer, const Item& item, float* out, Scratch& scratch) {
   const int d = shape_.head_dim, kv_head = item.head / shape_.group_size();
-  const List blocks = list(s, lists, kv_head, item.tile);
+  const int list_head = lists.heads == shape_.num_q_heads ? item.head : kv_head;
+  const List blocks = list(s, lists, list_head, item.tile);
   const int begin = s.tile_begin(item.tile) - s.start, end = s.tile_end(item.tile) - s.start;
   const int tile_rows = end - begin;
   const size_t stride = static_cast<size_t>(shape_.num_q_heads) * d;

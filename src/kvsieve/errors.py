@@ -18,7 +18,7 @@ class ModelFileError(KvsieveError):
 
 
 class CapacityError(KvsieveError):
-    """Something does not fit: a prompt in the context, a model in memory, a sequence in the cache."""
+    """Something does not fit: a prompt in the context, a model in memory, a sequence in a cache."""
 
 
 class TemplateError(KvsieveError):

@@ -20,7 +20,7 @@ BLOCK_SIZE = 32
 """Tokens per cache block: page of the cache, unit of selection, tile of prefill."""
 
 BLOCKS_PER_RUN = 16
-"""Attention reduces over runs of this many consecutive listed blocks, each from scratch, merged in order."""
+"""Attention reduces over runs of so many listed blocks, each from scratch, merged in order."""
 
 CacheType: TypeAlias = Literal["f32", "f16", "q8_0", "q4_0"]
 CACHE_TYPES: tuple[CacheType, ...] = ("f32", "f16", "q8_0", "q4_0")

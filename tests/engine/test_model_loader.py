@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from kvsieve.engine import model_loader
-from kvsieve.engine.model_loader import load_model, make_backend, resolve_model
+from kvsieve.engine.model_loader import load_model, resolve_model
 from kvsieve.errors import CapacityError, ConfigError, ModelFileError
 from tests.tiny_model import write_tiny_gguf
 
@@ -52,22 +52,6 @@ def test_the_packaged_model_is_found_without_importing_it(
     model.write_bytes(b"GGUF")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert resolve_model("smollm2") == model
-
-
-def test_an_unknown_backend_is_named():
-    with pytest.raises(ConfigError, match="one of native, reference, got 'cuda'"):
-        make_backend("cuda")  # type: ignore[arg-type]
-
-
-def test_the_reference_backend_has_no_instruction_set_to_choose():
-    with pytest.raises(ConfigError, match=r"isa: expected None .* got 'avx2'"):
-        make_backend("reference", isa="avx2")
-
-
-@pytest.mark.parametrize("threads", [0, -2, True])
-def test_threads_are_at_least_one(threads: int):
-    with pytest.raises(ConfigError, match="threads: expected at least 1"):
-        make_backend("reference", threads=threads)
 
 
 @pytest.mark.parametrize("ctx_size", [513, -1])

@@ -30,7 +30,7 @@ def test_index_entries(block_size, probes, entries):
 
 
 def test_bad_types_and_head_dims_are_named():
-    with pytest.raises(ConfigError, match="k_type: expected one of .* got 'q5_1'"):
+    with pytest.raises(ConfigError, match=r"k_type: expected one of .* got 'q5_1'"):
         PageLayout(k_type="q5_1", v_type="f16", head_dim=64)
     with pytest.raises(ConfigError, match="multiple of 32 for a q4_0 cache, got 80"):
         PageLayout(k_type="q8_0", v_type="q4_0", head_dim=80)

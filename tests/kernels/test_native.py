@@ -159,6 +159,16 @@ def test_append_refuses_what_is_not_finite_and_spares_the_other_tokens(native, b
     assert np.array_equal(other_head, clean.pages[:, :, 0])
 
 
+@pytest.mark.parametrize("backend", ["reference", "native"])
+def test_append_refuses_what_would_be_infinite_in_half_precision(native, backend):
+    segment = empty_segment(1, k_type="f32", v_type="f16")
+    k = np.ones((1, 2, 32), np.float32)
+    chosen = native if backend == "native" else REFERENCE
+    chosen.append(segment, 0, k * 1e6, k * 65519)
+    with pytest.raises(NumericalError, match="fit"):
+        chosen.append(segment, 0, k, k * 65520)
+
+
 # -- attention ---------------------------------------------------------------------------------
 
 
@@ -197,18 +207,37 @@ def test_head_dims(native, head_dim):
     close(native.attend(got_segment, 1, q, scale=SCALE, lists=None), want, 2e-3)
 
 
-def test_a_run_without_a_visible_token_merges_as_nothing(native):
-    # Public masks may list a block that lies in a row's future, even first.
-    q, want_segment, got_segment = both_caches(native, 600, k_type="f32")
+@pytest.mark.parametrize("per_q_head", [False, True])
+def test_runs_without_a_visible_token_merge_as_nothing(native, per_q_head):
+    # Lists may name blocks of a row's future: here every tile lists all blocks, two runs of them.
+    tokens = 600
+    q, want_segment, got_segment = both_caches(native, tokens, k_type="q8_0")
+    heads, blocks = (4 if per_q_head else 2), -(-tokens // 32)
     lists = BlockLists(
-        num_heads=2,
-        num_tiles=1,
-        indptr=np.array([0, 18, 36]),
-        indices=np.tile(np.r_[18, np.arange(1, 17), 0], 2).astype(np.int32),
+        num_heads=heads,
+        num_tiles=blocks,
+        indptr=np.arange(heads * blocks + 1) * blocks,
+        indices=np.tile(np.arange(blocks, dtype=np.int32), heads * blocks),
     )
-    early = replace(rows(want_segment, 32, 40), block_table=want_segment.block_table)
-    with pytest.raises(ShapeError, match="blocks below 2"):
-        native.attend(early, 1, q[32:40], scale=SCALE, lists=lists)
+    got = native.attend(got_segment, 1, q, scale=SCALE, lists=lists)
+    assert np.array_equal(got, native.attend(got_segment, 1, q, scale=SCALE, lists=None))
+    close(got, REFERENCE.attend(want_segment, 1, q, scale=SCALE, lists=lists), 2e-3)
+
+
+def test_lists_per_query_head_on_prompt_tiles(native):
+    q, want_segment, got_segment = both_caches(native, 130, k_type="f32")
+    rng = np.random.default_rng(9)
+    chosen = [
+        np.flatnonzero(np.r_[rng.random(tile) < 0.5, True]) for _ in range(4) for tile in range(5)
+    ]
+    lists = BlockLists(
+        num_heads=4,
+        num_tiles=5,
+        indptr=np.cumsum([0, *map(len, chosen)]),
+        indices=np.concatenate(chosen).astype(np.int32),
+    )
+    want = REFERENCE.attend(want_segment, 1, q, scale=SCALE, lists=lists)
+    close(native.attend(got_segment, 1, q, scale=SCALE, lists=lists), want, 1e-5)
 
 
 # -- selection ---------------------------------------------------------------------------------
@@ -256,7 +285,10 @@ def test_selection_scores_importance_and_sparse_attention(native, name, heads, k
     want, got = results
     for key in ("lists", "decode lists"):
         assert want[key] is not None
-        assert (want[key].num_heads, want[key].num_tiles) == (got[key].num_heads, got[key].num_tiles)
+        assert (want[key].num_heads, want[key].num_tiles) == (
+            got[key].num_heads,
+            got[key].num_tiles,
+        )
         assert np.array_equal(want[key].indptr, got[key].indptr)
         assert np.array_equal(want[key].indices, got[key].indices)
     if k_type in ("q8_0", "q4_0"):
@@ -314,7 +346,7 @@ def test_equal_scores_go_to_the_lower_block(native):
 
 
 def test_unknown_and_missing_instruction_sets_are_named():
-    with pytest.raises(ConfigError, match="isa: expected one of .*scalar.*'mmx'"):
+    with pytest.raises(ConfigError, match=r"isa: expected one of .*scalar.*'mmx'"):
         NativeBackend(isa="mmx")
 
 
@@ -327,7 +359,11 @@ def test_thread_counts_out_of_range(threads):
 def test_arrays_of_the_wrong_shape_type_or_order_are_refused(native):
     segment = empty_segment(40)
     good = np.zeros((40, 2, 32), np.float32)
-    for bad in (good[:39], good.astype(np.float64), np.zeros((40, 32, 2), np.float32).swapaxes(1, 2)):
+    for bad in (
+        good[:39],
+        good.astype(np.float64),
+        np.zeros((40, 32, 2), np.float32).swapaxes(1, 2),
+    ):
         with pytest.raises(ShapeError, match=r"\[append\] k: expected C-contiguous float32"):
             native.append(segment, 0, bad, good)
 
@@ -335,7 +371,11 @@ def test_arrays_of_the_wrong_shape_type_or_order_are_refused(native):
 def test_segments_that_would_read_out_of_bounds_are_refused(native):
     segment = empty_segment(40)
     good = np.zeros((40, 2, 32), np.float32)
-    for table in (np.array([0], np.int32), np.array([0, 99], np.int32), np.array([-1, 0], np.int32)):
+    for table in (
+        np.array([0], np.int32),
+        np.array([0, 99], np.int32),
+        np.array([-1, 0], np.int32),
+    ):
         with pytest.raises(ShapeError, match="block_table"):
             native.append(replace(segment, block_table=table), 0, good, good)
     with pytest.raises(ShapeError, match="importance"):

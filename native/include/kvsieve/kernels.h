@@ -90,7 +90,7 @@ struct Kernels {
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* y);
   void (*silu_mul)(const float* gate, const float* up, int n, float* y);
   void (*rope)(float* x, const float* cos, const float* sin, int rope_dim, bool interleaved);
-  // Writes token `slot` of a page; returns false on NaN or infinity.
+  // Writes token `slot` of a page; returns false on NaN, infinity, or what its type cannot hold.
   bool (*append)(const PageLayout& layout, uint8_t* page, int slot, const float* k, const float* v);
   // Folds `scale` into q and quantises it as an integer key side wants; returns false on NaN.
   bool (*fold_query)(float* q, float scale, int head_dim, int groups, int8_t* codes, float* q_scale,

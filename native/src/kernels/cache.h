@@ -105,9 +105,15 @@ static void append_values(const PageLayout& layout, uint8_t* page, int slot, con
   }
 }
 
+// Whether a row is finite, and stays so in the type it is stored in.
+static inline bool fits(const float* x, int n, CacheType type) {
+  return all_finite(x, n) && (type != CacheType::f16 || largest_magnitude(x, n) < 65520.0f);
+}
+
 static bool append(const PageLayout& layout, uint8_t* page, int slot, const float* k,
                    const float* v) {
-  if (!all_finite(k, layout.head_dim) || !all_finite(v, layout.head_dim)) return false;
+  if (!fits(k, layout.head_dim, layout.k_type) || !fits(v, layout.head_dim, layout.v_type))
+    return false;
   append_keys(layout, page, slot, k);
   append_values(layout, page, slot, v);
   return true;

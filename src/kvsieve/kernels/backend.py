@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-import numpy as np
-
 from kvsieve.kernels.layout import IndexLayout, PageLayout
 from kvsieve.types import BLOCK_SIZE, F32, I32, I64, U8, AnyArray
 
@@ -189,24 +187,3 @@ class Backend(Protocol):
     def begin_step(self, segments: Sequence[Segment], cos: F32, sin: F32) -> Any: ...
     def run_layer(self, layer: Any, index: int, hidden: F32, step: Any) -> None: ...
     def step_stats(self, step: Any) -> StepStats: ...
-
-
-def check_f32(function: str, name: str, array: AnyArray, shape: tuple[int | None, ...]) -> None:
-    """Raise ShapeError unless `array` is C-contiguous float32 of `shape` (None: any length)."""
-    from kvsieve.errors import ShapeError
-
-    ok = (
-        isinstance(array, np.ndarray)
-        and array.dtype == np.float32
-        and array.flags.c_contiguous
-        and array.ndim == len(shape)
-        and all(want is None or want == got for want, got in zip(shape, array.shape, strict=True))
-    )
-    if not ok:
-        want = ", ".join("*" if n is None else str(n) for n in shape)
-        got = (
-            f"{array.dtype} {array.shape}"
-            if isinstance(array, np.ndarray)
-            else type(array).__name__
-        )
-        raise ShapeError(f"[{function}] {name}: expected C-contiguous float32 ({want}), got {got}")

@@ -20,16 +20,24 @@ from kvsieve.kernels.backend import (
     StepStats,
     WeightKind,
     WeightSource,
+)
+from kvsieve.kernels.checks import (
     check_f32,
+    check_layer,
+    check_lists,
+    check_queries,
+    check_segment,
+    count_tiles,
 )
 from kvsieve.kernels.layout import GROUP
+from kvsieve.kernels.native_segment import segment_fields
 from kvsieve.kernels.threads import default_threads
 from kvsieve.types import BLOCK_SIZE, F32
 
 try:
     from kvsieve import _native
 except ImportError as error:  # reported when a backend is asked for: the reference works without
-    _native = None  # type: ignore[assignment]
+    _native = None
     _import_error: ImportError | None = error
 else:
     _import_error = None
@@ -152,7 +160,7 @@ class NativeBackend:
         check_f32("rope", "sin", sin, cos.shape)
         if 2 * cos.shape[1] > x.shape[2]:
             raise ShapeError(f"[rope] cos: expected at most D/2 columns, got {cos.shape[1]}")
-        y = x.copy()
+        y: F32 = x.copy()
         self._engine.rope(y, cos, sin, interleaved)
         return y
 
@@ -173,20 +181,26 @@ class NativeBackend:
         Raises
         ------
         NumericalError
-            if a value is NaN or infinite (that token is not written)
+            if a value is NaN, infinite or too large for an f16 side (its row is not written)
         """
+        check_segment("append", segment)
         shape = (segment.q_len, segment.pages.shape[2], segment.layout.head_dim)
         check_f32("append", "k", k, shape)
         check_f32("append", "v", v, shape)
         keys = np.require(k, requirements="W")  # the core rotates in place, though not here
         if not self._engine.append(self._step(segment, layer), layer, keys, v):
-            raise NumericalError("[append] k, v: expected finite values, got NaN or infinity")
+            raise NumericalError(
+                "[append] k, v: expected finite values that fit the cache type, got NaN, "
+                "infinity or larger ones"
+            )
 
     def score_blocks(self, segment: Segment, layer: int, q: F32, *, scale: float) -> F32:
         """Best sampled logit of each selection block: f32 ``[Hq, Nb]``, q f32 ``[1, Hq, D]``."""
         if segment.sparse is None:
             raise ConfigError("[score_blocks] segment.sparse: expected a SparsePlan, got None")
-        rows = _query_rows("score_blocks", segment, q)
+        check_segment("score_blocks", segment)
+        check_queries("score_blocks", segment, q)
+        rows = q.copy()  # the core scales it in place
         step = self._step(segment, layer)
         out = np.empty((q.shape[1], self._engine.score_stride(step)), np.float32)
         heads = segment.pages.shape[2]
@@ -198,7 +212,9 @@ class NativeBackend:
         """Blocks to read (selection.md sections 3, 4, 6); None where everything runs exactly."""
         if segment.sparse is None:
             return None
-        rows = _query_rows("select", segment, q)
+        check_segment("select", segment)
+        check_queries("select", segment, q)
+        rows = q.copy()  # the core scales it in place
         heads = segment.pages.shape[2]
         found = self._engine.select(self._step(segment, layer), layer, rows, heads, scale)
         self._check_finite("select", found is not None)
@@ -210,14 +226,18 @@ class NativeBackend:
         self, segment: Segment, layer: int, q: F32, *, scale: float, lists: BlockLists | None
     ) -> F32:
         """Attention of the segment's rows over its pages: f32 ``[Tq, Hq, D]``, q likewise."""
-        rows = _query_rows("attend", segment, q)
+        check_segment("attend", segment)
+        check_queries("attend", segment, q)
+        rows = q.copy()  # the core scales it in place
         heads = segment.pages.shape[2]
         if lists is None:
-            tiles = _num_tiles(segment)
+            tiles = count_tiles(segment)
             form: tuple[Any, ...] = (heads, tiles, [-1] * (heads * tiles), [])
         else:
-            form = _checked_lists(segment, lists, q.shape[1])
-        out = np.empty_like(rows)
+            check_lists(segment, lists, num_q_heads=q.shape[1])
+            lengths = np.diff(lists.indptr).tolist()
+            form = (lists.num_heads, lists.num_tiles, lengths, lists.indices.tolist())
+        out: F32 = np.empty_like(rows)
         ok = self._engine.attend(self._step(segment, layer), layer, rows, heads, scale, *form, out)
         self._check_finite("attend", ok)
         return out
@@ -226,7 +246,12 @@ class NativeBackend:
 
     def build_layer(self, shape: LayerShape, weights: LayerWeights) -> Any:
         """Check that the matrices fit the shape, and hand both to the core."""
-        _check_layer(shape, weights)
+        if shape.head_dim > MAX_HEAD_DIM or shape.head_dim % 16:
+            raise ConfigError(
+                f"[build_layer] head_dim: expected a multiple of 16 up to {MAX_HEAD_DIM}, got "
+                f"{shape.head_dim}"
+            )
+        check_layer(shape, weights)
         tensors = {field.name: getattr(weights, field.name) for field in fields(weights)}
         numbers = {field.name: getattr(shape, field.name) for field in fields(shape)}
         return _module().Layer(**numbers, tensors=tensors)
@@ -238,7 +263,7 @@ class NativeBackend:
         check_f32("begin_step", "sin", sin, cos.shape)
         step = _module().Step(cos, sin)
         for segment in segments:
-            step.add_segment(_segment_fields(segment))
+            step.add_segment(segment_fields(segment))
         return step
 
     def run_layer(self, layer: Any, index: int, hidden: F32, step: Any) -> None:
@@ -252,8 +277,8 @@ class NativeBackend:
         check_f32("run_layer", "hidden", hidden, (step.rows, None))
         if not self._engine.run_layer(layer, index, hidden, step):
             raise NumericalError(
-                f"[run_layer] layer {index}: expected finite queries, keys and values, got NaN or "
-                "infinity"
+                f"[run_layer] layer {index}: expected finite queries, and keys and values that fit "
+                "the cache type, got NaN, infinity or larger ones"
             )
 
     def step_stats(self, step: Any) -> StepStats:
@@ -313,162 +338,6 @@ def _check_source(source: WeightSource, kind: str) -> None:
         )
 
 
-def _check_layer(shape: LayerShape, weights: LayerWeights) -> None:
-    if not 0 < shape.head_dim <= MAX_HEAD_DIM or shape.head_dim % 16:
-        raise ConfigError(
-            f"[build_layer] head_dim: expected a multiple of 16 up to {MAX_HEAD_DIM}, got "
-            f"{shape.head_dim}"
-        )
-    if shape.num_kv_heads <= 0 or shape.num_q_heads % shape.num_kv_heads:
-        raise ConfigError(
-            f"[build_layer] num_q_heads: expected a multiple of num_kv_heads={shape.num_kv_heads}, "
-            f"got {shape.num_q_heads}"
-        )
-    width, inner = shape.hidden_size, shape.intermediate_size
-    q, kv = shape.num_q_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    wanted = {
-        "q_proj": (q, width),
-        "k_proj": (kv, width),
-        "v_proj": (kv, width),
-        "o_proj": (width, q),
-        "gate_proj": (inner, width),
-        "up_proj": (inner, width),
-        "down_proj": (width, inner),
-    }
-    for name, want in wanted.items():
-        weight = getattr(weights, name)
-        if (weight.rows, weight.cols) != want:
-            raise ShapeError(
-                f"[build_layer] {name}: expected {want}, got {(weight.rows, weight.cols)}"
-            )
-    for name in ("attn_norm", "ffn_norm"):
-        check_f32("build_layer", name, getattr(weights, name), (width,))
-
-
-def _num_tiles(segment: Segment) -> int:
-    if not segment.is_prefill:
-        return 1
-    return (segment.start + segment.q_len - 1) // BLOCK_SIZE - segment.start // BLOCK_SIZE + 1
-
-
-def _query_rows(function: str, segment: Segment, q: F32) -> F32:
-    """A private copy of q ``[Tq, Hq, D]``: the core scales it in place."""
-    check_f32(function, "q", q, (segment.q_len, None, segment.layout.head_dim))
-    heads = segment.pages.shape[2]
-    if not q.shape[1] or q.shape[1] % heads:
-        raise ShapeError(
-            f"[{function}] q: expected a multiple of Hkv={heads} query heads, got {q.shape[1]}"
-        )
-    return q.copy()
-
-
-def _segment_fields(segment: Segment) -> dict[str, Any]:
-    """The values of a Segment as the core takes them; every bound it relies on is checked here."""
-    layout, end = segment.layout, segment.start + segment.q_len
-    _check_pages(segment, end)
-    result: dict[str, Any] = {
-        "start": segment.start,
-        "q_len": segment.q_len,
-        "is_prefill": segment.is_prefill,
-        "is_sparse": segment.sparse is not None,
-        "k_type": layout.k_type,
-        "v_type": layout.v_type,
-        "head_dim": layout.head_dim,
-        "k_scale_offset": layout.k_scale_offset,
-        "v_offset": layout.v_offset,
-        "v_scale_offset": layout.v_scale_offset,
-        "page_bytes": layout.page_bytes,
-        "num_kv_heads": segment.pages.shape[2],
-        "pages": segment.pages,
-        "layer_page_bytes": segment.pages.strides[0],
-        "block_table": segment.block_table,
-        "index": None,
-        "importance": None,
-        "importance_tokens": 0,
-        "record_importance": False,
-    }
-    if segment.sparse is not None:
-        plan = segment.sparse
-        result |= {
-            "probe": plan.selector == "probe",
-            "k": plan.k,
-            "block_size": plan.block_size,
-            "num_probes": plan.num_probes,
-            "share_group": plan.share == "group",
-            "exact_from_tile": plan.exact_from_tile,
-        }
-    if segment.index is not None:
-        result |= _index_fields(segment, end)
-    if segment.importance is not None:
-        importance = segment.importance
-        if importance.dtype != np.int64 or importance.ndim != 2 or importance.shape[1] < end:
-            raise ShapeError(
-                f"[Segment] importance: expected int64 [L, >= {end}], got {importance.dtype} "
-                f"{importance.shape}"
-            )
-        result |= {
-            "importance": importance,
-            "importance_tokens": importance.shape[1],
-            "record_importance": segment.record_importance and segment.is_prefill,
-        }
-    return result
-
-
-def _check_pages(segment: Segment, end: int) -> None:
-    pages, table = segment.pages, segment.block_table
-    if segment.start < 0 or segment.q_len < 1 or (not segment.is_prefill and segment.q_len != 1):
-        raise ShapeError(
-            "[Segment] start, q_len: expected start >= 0 and at least one row (exactly one in "
-            f"decode), got {segment.start}, {segment.q_len}"
-        )
-    if pages.dtype != np.uint8 or pages.ndim != 4 or pages.shape[3] != segment.layout.page_bytes:
-        raise ShapeError(
-            f"[Segment] pages: expected uint8 [L, *, Hkv, {segment.layout.page_bytes}], got "
-            f"{pages.dtype} {pages.shape}"
-        )
-    needed = -(-end // BLOCK_SIZE)
-    used = table[:needed]
-    if (
-        table.dtype != np.int32
-        or len(used) < needed
-        or used.min() < 0
-        or used.max() >= pages.shape[1]
-    ):
-        raise ShapeError(
-            f"[Segment] block_table: expected {needed} int32 pages below {pages.shape[1]}, got "
-            f"{table.dtype} {table.tolist()[:8]}"
-        )
-
-
-def _index_fields(segment: Segment, end: int) -> dict[str, Any]:
-    layout, index = segment.index_layout, segment.index
-    if layout is None or index is None or segment.layout.k_type != "q8_0":
-        raise ConfigError("[Segment] index: expected an index_layout and q8_0 keys beside it")
-    plan = segment.sparse
-    if plan is not None and (plan.block_size, plan.num_probes) != (
-        layout.block_size,
-        layout.num_probes,
-    ):
-        raise ConfigError(
-            f"[Segment] index: expected one for blocks of {plan.block_size} and {plan.num_probes} "
-            f"probes, got {layout.block_size} and {layout.num_probes}"
-        )
-    shape = (segment.pages.shape[0], segment.pages.shape[2], layout.record_bytes)
-    got = (index.shape[0], index.shape[2], index.shape[3]) if index.ndim == 4 else None
-    if index.dtype != np.uint8 or got != shape or index.shape[1] < layout.num_groups(end):
-        raise ShapeError(
-            f"[Segment] index: expected uint8 [{shape[0]}, >= {layout.num_groups(end)}, "
-            f"{shape[1]}, {shape[2]}], got {index.dtype} {index.shape}"
-        )
-    return {
-        "index": index,
-        "layer_index_bytes": index.strides[0],
-        "index_block": layout.block_size,
-        "index_step": layout.step,
-        "index_entries": layout.entries,
-    }
-
-
 def _block_lists(segment: Segment, found: tuple[int, int, list[int], list[int]]) -> BlockLists:
     """CSR lists from the core's, exact tiles (length -1) written out as all their causal blocks."""
     num_heads, num_tiles, lengths, blocks = found
@@ -485,24 +354,3 @@ def _block_lists(segment: Segment, found: tuple[int, int, list[int], list[int]])
         indptr=np.cumsum([0, *map(len, rows)], dtype=np.int64),
         indices=np.concatenate(rows),
     )
-
-
-def _checked_lists(segment: Segment, lists: BlockLists, num_q_heads: int) -> tuple[Any, ...]:
-    heads, tiles = segment.pages.shape[2], _num_tiles(segment)
-    allowed = (heads,) if segment.is_prefill else (heads, num_q_heads)
-    lengths = np.diff(lists.indptr)
-    blocks = -(-(segment.start + segment.q_len) // BLOCK_SIZE)
-    ok = (
-        lists.num_heads in allowed
-        and lists.num_tiles == tiles
-        and len(lengths) == lists.num_heads * tiles
-        and int(lists.indptr[-1]) == len(lists.indices)
-        and bool(np.all(lengths > 0))
-        and bool(np.all((lists.indices >= 0) & (lists.indices < blocks)))
-    )
-    if not ok:
-        raise ShapeError(
-            f"[attend] lists: expected {' or '.join(map(str, allowed))} heads x {tiles} tiles of "
-            f"non-empty lists of blocks below {blocks}, got {lists.num_heads} x {lists.num_tiles}"
-        )
-    return lists.num_heads, tiles, lengths.tolist(), lists.indices.tolist()

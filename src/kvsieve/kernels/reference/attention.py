@@ -209,34 +209,6 @@ def attend(segment: Segment, layer: int, q: F32, *, scale: float, lists: BlockLi
     return out
 
 
-def check_lists(segment: Segment, lists: BlockLists, *, num_q_heads: int) -> None:
-    """Raise ShapeError unless `lists` has one sorted, non-empty row per (head, tile)."""
-    num_tiles = sum(1 for _ in tiles(segment))
-    num_blocks = -(-(segment.start + segment.q_len) // BLOCK_SIZE)
-    num_kv_heads = segment.pages.shape[2]
-    if lists.num_heads not in (num_kv_heads, num_q_heads) or lists.num_tiles != num_tiles:
-        raise ShapeError(
-            f"[attend] lists: expected {num_kv_heads} or {num_q_heads} heads of {num_tiles} tiles, "
-            f"got {lists.num_heads} of {lists.num_tiles}"
-        )
-    indptr, indices = lists.indptr, lists.indices
-    if len(indptr) != lists.num_heads * num_tiles + 1 or (np.diff(indptr) < 1).any():
-        raise ShapeError("[attend] lists.indptr: expected at least one block in each row")
-    if indptr[0] != 0 or indptr[-1] != len(indices):
-        raise ShapeError(
-            f"[attend] lists.indptr: expected 0 to {len(indices)}, got {indptr[0]} to {indptr[-1]}"
-        )
-    if indices.min() < 0 or indices.max() >= num_blocks:
-        raise ShapeError(
-            f"[attend] lists.indices: expected blocks 0 to {num_blocks - 1}, "
-            f"got {indices.min()} to {indices.max()}"
-        )
-    rising = np.diff(indices) > 0
-    rising[indptr[1:-1] - 1] = True  # where a new row begins
-    if not rising.all():
-        raise ShapeError("[attend] lists.indices: expected ascending, unique blocks in each row")
-
-
 def listed_blocks(lists: BlockLists | None, head: int, tile: int, segment: Segment) -> I32:
     """The blocks of one (head, tile); `tile` counts from position 0, rows of `lists` do not."""
     if lists is None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvsieve.errors import ConfigError, ShapeError
+from kvsieve.errors import ConfigError
 from kvsieve.kernels.backend import (
     BlockLists,
     LayerShape,
@@ -11,8 +11,8 @@ from kvsieve.kernels.backend import (
     StepStats,
     WeightKind,
     WeightSource,
-    check_f32,
 )
+from kvsieve.kernels.checks import check_f32, check_lists, check_queries, check_segment
 from kvsieve.kernels.reference import attention, dense, pages, segment_selection
 from kvsieve.kernels.reference import layer as layers
 from kvsieve.types import F32
@@ -69,7 +69,7 @@ class ReferenceBackend:
     # -- cache, selection, attention: one layer of one segment -----------------------------------
     def append(self, segment: Segment, layer: int, k: F32, v: F32) -> None:
         """Keys and values f32 ``[Tq, Hkv, D]`` into the cache; see `pages.append`."""
-        pages.check_segment("append", segment)
+        check_segment("append", segment)
         shape = (segment.q_len, segment.pages.shape[2], segment.layout.head_dim)
         check_f32("append", "k", k, shape)
         check_f32("append", "v", v, shape)
@@ -91,7 +91,7 @@ class ReferenceBackend:
         """Attention of q f32 ``[Tq, Hq, D]``, same shape out; see `attention.attend`."""
         _check_queries("attend", segment, q)
         if lists is not None:
-            attention.check_lists(segment, lists, num_q_heads=q.shape[1])
+            check_lists(segment, lists, num_q_heads=q.shape[1])
         return attention.attend(segment, layer, q, scale=scale, lists=lists)
 
     # -- the whole layer: one call ---------------------------------------------------------------
@@ -113,11 +113,5 @@ class ReferenceBackend:
 
 
 def _check_queries(function: str, segment: Segment, q: F32) -> None:
-    pages.check_segment(function, segment)
-    check_f32(function, "q", q, (segment.q_len, None, segment.layout.head_dim))
-    num_kv_heads = segment.pages.shape[2]
-    if q.shape[1] < 1 or q.shape[1] % num_kv_heads:
-        raise ShapeError(
-            f"[{function}] q: expected a multiple of num_kv_heads={num_kv_heads} query heads, "
-            f"got {q.shape[1]}"
-        )
+    check_segment(function, segment)
+    check_queries(function, segment, q)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvsieve.errors import ConfigError, ModelFileError, ShapeError
-from kvsieve.kernels.backend import WeightFormat, WeightKind, WeightSource, check_f32
+from kvsieve.kernels.backend import WeightFormat, WeightKind, WeightSource
+from kvsieve.kernels.checks import check_f32
 from kvsieve.kernels.layout import GROUP
 from kvsieve.kernels.reference.arithmetic import fma, int_dot
 from kvsieve.kernels.reference.quantize import Q8_MAX, quantize_activations

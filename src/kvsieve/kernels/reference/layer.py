@@ -6,18 +6,11 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from kvsieve.errors import ConfigError, ShapeError
-from kvsieve.kernels.backend import (
-    LayerShape,
-    LayerWeights,
-    Segment,
-    SegmentStats,
-    StepStats,
-    check_f32,
-)
+from kvsieve.kernels.backend import LayerShape, LayerWeights, Segment, SegmentStats, StepStats
+from kvsieve.kernels.checks import check_f32, check_layer, check_segment
 from kvsieve.kernels.reference.attention import attend
-from kvsieve.kernels.reference.dense import PackedWeight, project, rms_norm, rope, silu_mul
-from kvsieve.kernels.reference.pages import append, check_segment
+from kvsieve.kernels.reference.dense import project, rms_norm, rope, silu_mul
+from kvsieve.kernels.reference.pages import append
 from kvsieve.kernels.reference.segment_selection import count_pairs, select
 from kvsieve.types import F32
 
@@ -55,36 +48,7 @@ def build_layer(shape: LayerShape, weights: LayerWeights) -> Layer:
     ShapeError
         A matrix or vector has the wrong size.
     """
-    if shape.num_kv_heads < 1 or shape.num_q_heads % shape.num_kv_heads or shape.num_q_heads < 1:
-        raise ConfigError(
-            f"[build_layer] num_q_heads: expected a multiple of num_kv_heads="
-            f"{shape.num_kv_heads}, got {shape.num_q_heads}"
-        )
-    if shape.rope_dim % 2 or not 0 <= shape.rope_dim <= shape.head_dim:
-        raise ConfigError(
-            f"[build_layer] rope_dim: expected an even number up to head_dim={shape.head_dim}, "
-            f"got {shape.rope_dim}"
-        )
-    hidden, ffn = shape.hidden_size, shape.intermediate_size
-    q_size, kv_size = shape.num_q_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    matrices: dict[str, tuple[int, int]] = {
-        "q_proj": (q_size, hidden),
-        "k_proj": (kv_size, hidden),
-        "v_proj": (kv_size, hidden),
-        "o_proj": (hidden, q_size),
-        "gate_proj": (ffn, hidden),
-        "up_proj": (ffn, hidden),
-        "down_proj": (hidden, ffn),
-    }
-    for name, (rows, cols) in matrices.items():
-        weight: PackedWeight = getattr(weights, name)
-        if (weight.rows, weight.cols) != (rows, cols):
-            raise ShapeError(
-                f"[build_layer] {name}: expected ({rows}, {cols}), got ({weight.rows}, "
-                f"{weight.cols})"
-            )
-    check_f32("build_layer", "attn_norm", weights.attn_norm, (hidden,))
-    check_f32("build_layer", "ffn_norm", weights.ffn_norm, (hidden,))
+    check_layer(shape, weights)
     return Layer(shape=shape, weights=weights)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from kvsieve.errors import ShapeError
 from kvsieve.kernels.backend import Segment
 from kvsieve.kernels.layout import GROUP, LANES, IndexLayout, PageLayout
 from kvsieve.kernels.reference.quantize import Rows, quantize_rows
@@ -22,63 +21,6 @@ U8_ZERO = 128
 
 NIBBLE_ZERO = 8
 """A q4_0 code (-8..7) is stored plus this."""
-
-
-# -- checking -----------------------------------------------------------------------------------
-def check_segment(function: str, segment: Segment) -> None:
-    """Raise ShapeError unless a segment's arrays have room for its tokens."""
-    end = segment.start + segment.q_len
-    num_blocks = -(-end // BLOCK_SIZE)
-    pages, table, page_bytes = segment.pages, segment.block_table, segment.layout.page_bytes
-    if segment.start < 0 or segment.q_len < 1:
-        raise ShapeError(
-            f"[{function}] segment: expected start >= 0 and q_len >= 1, "
-            f"got {segment.start} and {segment.q_len}"
-        )
-    if pages.dtype != np.uint8 or pages.ndim != 4 or pages.shape[3] != page_bytes:
-        raise ShapeError(
-            f"[{function}] segment.pages: expected uint8 (*, *, *, {page_bytes}), "
-            f"got {pages.dtype} {pages.shape}"
-        )
-    used = table[:num_blocks]
-    if table.dtype != np.int32 or table.ndim != 1 or len(used) < num_blocks:
-        raise ShapeError(
-            f"[{function}] segment.block_table: expected int32 of at least {num_blocks} blocks "
-            f"for {end} tokens, got {table.dtype} {table.shape}"
-        )
-    if used.min() < 0 or used.max() >= pages.shape[1]:
-        raise ShapeError(
-            f"[{function}] segment.block_table: expected pages 0 to {pages.shape[1] - 1}, "
-            f"got {used.min()} to {used.max()}"
-        )
-    _check_extras(function, segment, end)
-
-
-def _check_extras(function: str, segment: Segment, end: int) -> None:
-    """The importance and index arrays, where there are any."""
-    importance, index, layout = segment.importance, segment.index, segment.index_layout
-    if importance is not None and (
-        importance.dtype != np.int64 or importance.ndim != 2 or importance.shape[1] < end
-    ):
-        raise ShapeError(
-            f"[{function}] segment.importance: expected int64 (*, >= {end}), "
-            f"got {importance.dtype} {importance.shape}"
-        )
-    if index is None:
-        return
-    if layout is None or segment.layout.k_type != "q8_0":
-        raise ShapeError(f"[{function}] segment.index: expected None without q8_0 keys and layout")
-    room = (layout.num_groups(end), segment.pages.shape[2], layout.record_bytes)
-    if (
-        index.dtype != np.uint8
-        or index.ndim != 4
-        or index.shape[1] < room[0]
-        or (index.shape[2:] != room[1:])
-    ):
-        raise ShapeError(
-            f"[{function}] segment.index: expected uint8 (*, >= {room[0]}, {room[1]}, {room[2]}), "
-            f"got {index.dtype} {index.shape}"
-        )
 
 
 # -- writing ------------------------------------------------------------------------------------
