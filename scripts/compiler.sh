@@ -78,7 +78,7 @@ choose_compiler() {
       return 0
     fi
   done
-  step "no C++20 compiler on PATH: installing one from PyPI (ziglang; about two minutes, once)" \
+  step "no C++20 compiler on PATH: taking one from PyPI (ziglang; the first time about two minutes)" \
     install_zig || die "no C++20 compiler; install one, e.g.: apt install g++"
   compiler_name="zig c++"
   CC=$zig_folder/cc
