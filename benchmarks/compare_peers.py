@@ -4,8 +4,8 @@
 
 Arms: kvsieve exact and sparse (q8_0 cache), and llama.cpp through `llama-cpp-python` where that is
 installed (f16 and q8_0 cache, flash attention on). Every round runs every arm once at every depth.
-A figure is the median over rounds, a ratio the median of the per-round ratios to the named base arm,
-with its lowest and highest value. Other work on the machine disturbs both sides: close it first.
+A figure is the median over rounds, a ratio the median of the per-round ratios to the named base
+arm, with its lowest and highest value. Other work on the machine disturbs both sides.
 """
 
 import argparse
@@ -142,7 +142,7 @@ def spread(values: Sequence[float]) -> str:
 
 def report(speeds: dict, base: str) -> str:
     lines = [
-        f"| depth | engine | prefill tokens/s | decode ms | prefill, times {base} | decode, times |",
+        f"| depth | engine | prefill tokens/s | decode ms | prefill against {base} | decode |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for depth, by_arm in speeds.items():
@@ -156,9 +156,8 @@ def report(speeds: dict, base: str) -> str:
                     spread([other.prefill_s / own.prefill_s for own, other in pairs]),
                     spread([other.decode_ms / own.decode_ms for own, other in pairs]),
                 ]
-            lines.append(
-                f"| {depth:,} | {name} | {prefill:,.0f} | {decode:.2f} | {ratios[0]} | {ratios[1]} |"
-            )
+            cells = [f"{depth:,}", name, f"{prefill:,.0f}", f"{decode:.2f}", *ratios]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -15,8 +15,8 @@ from kvsieve.types import BLOCK_SIZE
 from kvsieve.version import __version__
 
 if TYPE_CHECKING:
-    from kvsieve.engine.model_loader import BackendName
     from kvsieve.kernels.backend import Backend
+    from kvsieve.kernels.backends import BackendName
     from kvsieve.models.config import ModelConfig
     from kvsieve.models.gguf import GgufFile
 
@@ -46,7 +46,8 @@ def info(output: InfoOptions, model: ModelOptions) -> None:
       KVSIEVE_ISA=avx2 kvsieve info --json
     """
     from kvsieve.engine.memory import available_memory, packed_bytes
-    from kvsieve.engine.model_loader import make_backend, resolve_model
+    from kvsieve.engine.model_loader import resolve_model
+    from kvsieve.kernels.backends import make_backend
     from kvsieve.models.config import ModelConfig
     from kvsieve.models.gguf import GgufFile
 

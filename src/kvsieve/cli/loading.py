@@ -8,7 +8,7 @@ from kvsieve.cli.progress import StatusBar
 
 if TYPE_CHECKING:
     from kvsieve.engine.llm import LLM
-    from kvsieve.engine.model_loader import BackendName
+    from kvsieve.kernels.backends import BackendName
 
 
 def forced_isa(options: ModelOptions) -> str | None:
