@@ -81,3 +81,16 @@ def test_thread_counts(llm: LLM, ids: list[int], threads: int):
         for sparse in (None, SPARSE):
             expected = decoded_logits(llm, ids, chunk=512, sparse=sparse)
             assert np.array_equal(decoded_logits(other, ids, chunk=512, sparse=sparse), expected)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 7}])
+def test_bat_01_same_tokens_run_after_run_and_for_any_thread_count(llm: LLM, params):
+    prompt = (TEXT * 4)[:500]
+    settings = SamplingParams(max_tokens=6, ignore_eos=True, **params)
+    modes = (None, SPARSE, SparseAttention(selector="even", k=3, dense_tail=32))
+    expected = [llm.generate(prompt, settings, sparse=mode).token_ids for mode in modes]
+    assert [llm.generate(prompt, settings, sparse=mode).token_ids for mode in modes] == expected
+    for threads in (1, 3, 16):  # 16: more than heads, blocks or cores
+        with LLM("smollm2", threads=threads) as other:
+            got = [other.generate(prompt, settings, sparse=mode).token_ids for mode in modes]
+        assert got == expected, threads
