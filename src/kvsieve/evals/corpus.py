@@ -9,18 +9,19 @@ from typing import Protocol
 
 from kvsieve.errors import ConfigError
 
+# The words matter: with other cities and pastimes (Athens, Seville; chess, singing) the same
+# sentences made SmolLM2-135M define a pass key at 6,000 tokens instead of recalling it.
 # fmt: off
 _NAMES = (
-    "Amara", "Boris", "Celia", "Darius", "Edith", "Felix", "Gwen", "Hector", "Irma", "Jasper",
-    "Keiko", "Laszlo", "Mabel", "Noor", "Oscar", "Petra", "Rufus", "Selma", "Tomas", "Wilma",
+    "Anna", "Boris", "Clara", "David", "Emma", "Felix", "Gina", "Henry", "Irene", "Jack",
+    "Karin", "Lucas", "Maria", "Nora", "Oscar", "Paula", "Rita", "Simon", "Tomas", "Vera",
 )
 _CITIES = (
-    "Athens", "Bergen", "Dublin", "Geneva", "Havana", "Lisbon", "Munich", "Naples", "Seville",
-    "Vienna",
+    "Boston", "Delhi", "Dublin", "Kyoto", "Lyon", "Madrid", "Prague", "Rome", "Tunis", "Vienna",
 )
 _PASTIMES = (
-    "archery", "baking", "chess", "climbing", "dancing", "drawing", "gardening", "hiking",
-    "sailing", "singing",
+    "baking", "boxing", "climbing", "drawing", "gardening", "knitting", "skating", "surfing",
+    "tennis", "writing",
 )
 # fmt: on
 
