@@ -126,7 +126,7 @@ void add_segment(PyStep& self, const nb::dict& fields) {
               static_cast<size_t>(number("v_scale_offset")),
               static_cast<size_t>(number("page_bytes"))};
   if (s.is_sparse)
-    s.plan = {flag("probe"),        integer("k"),       integer("block_size"),
+    s.plan = {flag("probe"),         integer("k"),        integer("block_size"),
               integer("num_probes"), flag("share_group"), integer("exact_from_tile")};
   s.num_kv_heads = integer("num_kv_heads");
   s.pages = array.operator()<uint8_t>("pages");
@@ -199,122 +199,134 @@ NB_MODULE(_native, m) {
       .def_prop_ro("nbytes", &kvsieve::Weight::bytes);
 
   nb::class_<PyLayer>(m, "Layer")
-      .def("__init__",
-           [](PyLayer* self, int hidden_size, int intermediate_size, int num_q_heads,
-              int num_kv_heads, int head_dim, float rms_norm_eps, bool rope_interleaved,
-              int rope_dim, float attention_scale, const nb::dict& tensors) {
-             new (self) PyLayer(make_layer({hidden_size,
-                                            intermediate_size,
-                                            {num_q_heads, num_kv_heads, head_dim},
-                                            rms_norm_eps,
-                                            rope_interleaved,
-                                            rope_dim,
-                                            attention_scale},
-                                           tensors));
-           },
-           nb::kw_only(), "hidden_size"_a, "intermediate_size"_a, "num_q_heads"_a,
-           "num_kv_heads"_a, "head_dim"_a, "rms_norm_eps"_a, "rope_interleaved"_a, "rope_dim"_a,
-           "attention_scale"_a, "tensors"_a);
+      .def(
+          "__init__",
+          [](PyLayer* self, int hidden_size, int intermediate_size, int num_q_heads,
+             int num_kv_heads, int head_dim, float rms_norm_eps, bool rope_interleaved,
+             int rope_dim, float attention_scale, const nb::dict& tensors) {
+            new (self) PyLayer(make_layer({hidden_size,
+                                           intermediate_size,
+                                           {num_q_heads, num_kv_heads, head_dim},
+                                           rms_norm_eps,
+                                           rope_interleaved,
+                                           rope_dim,
+                                           attention_scale},
+                                          tensors));
+          },
+          nb::kw_only(), "hidden_size"_a, "intermediate_size"_a, "num_q_heads"_a, "num_kv_heads"_a,
+          "head_dim"_a, "rms_norm_eps"_a, "rope_interleaved"_a, "rope_dim"_a, "attention_scale"_a,
+          "tensors"_a);
 
   nb::class_<PyStep>(m, "Step")
-      .def("__init__",
-           [](PyStep* self, const Array<const float>& cos, const Array<const float>& sin) {
-             new (self) PyStep();
-             self->keep.push_back(nb::cast(cos));
-             self->keep.push_back(nb::cast(sin));
-             self->step.cos = cos.data();
-             self->step.sin = sin.data();
-           },
-           "cos"_a, "sin"_a)
+      .def(
+          "__init__",
+          [](PyStep* self, const Array<const float>& cos, const Array<const float>& sin) {
+            new (self) PyStep();
+            self->keep.push_back(nb::cast(cos));
+            self->keep.push_back(nb::cast(sin));
+            self->step.cos = cos.data();
+            self->step.sin = sin.data();
+          },
+          "cos"_a, "sin"_a)
       .def("add_segment", &add_segment, "fields"_a)
       .def_prop_ro("rows", [](const PyStep& s) { return s.step.rows; })
       .def("counts", &step_counts);
 
   nb::class_<kvsieve::Engine>(m, "Engine")
-      .def("__init__",
-           [](kvsieve::Engine* self, const std::string& isa, int threads) {
-             new (self) kvsieve::Engine(find_kernels(isa), threads);
-           },
-           "isa"_a, "threads"_a)
+      .def(
+          "__init__",
+          [](kvsieve::Engine* self, const std::string& isa, int threads) {
+            new (self) kvsieve::Engine(find_kernels(isa), threads);
+          },
+          "isa"_a, "threads"_a)
       .def_prop_ro("threads", &kvsieve::Engine::threads)
-      .def("run_layer",
-           [](kvsieve::Engine& self, const PyLayer& layer, int index, Array<float> hidden,
-              PyStep& step) {
-             nb::gil_scoped_release release;
-             return self.run_layer(layer.layer, index, hidden.data(), step.step);
-           },
-           "layer"_a, "index"_a, "hidden"_a, "step"_a)
-      .def("project",
-           [](kvsieve::Engine& self, const Array<const float>& x, const kvsieve::Weight& weight,
-              Array<float> y) {
-             const int rows = static_cast<int>(y.size() / weight.view().rows);
-             nb::gil_scoped_release release;
-             self.project(x.data(), rows, weight, y.data());
-           },
-           "x"_a, "weight"_a, "y"_a)
-      .def("rms_norm",
-           [](kvsieve::Engine& self, const Array<const float>& x, const Array<const float>& weight,
-              float eps, Array<float> y) {
-             const int n = static_cast<int>(weight.size());
-             for (size_t at = 0; at < x.size(); at += n)
-               self.kernels().rms_norm(x.data() + at, weight.data(), eps, n, y.data() + at);
-           },
-           "x"_a, "weight"_a, "eps"_a, "y"_a)
-      .def("silu_mul",
-           [](kvsieve::Engine& self, const Array<const float>& gate, const Array<const float>& up,
-              Array<float> y) {
-             self.kernels().silu_mul(gate.data(), up.data(), static_cast<int>(y.size()), y.data());
-           },
-           "gate"_a, "up"_a, "y"_a)
-      .def("rope",
-           [](kvsieve::Engine& self, Array<float> x, const Array<const float>& cos,
-              const Array<const float>& sin, bool interleaved) {
-             const size_t heads = x.shape(1), d = x.shape(2), half = cos.shape(1);
-             for (size_t i = 0; i < x.shape(0) * heads; i++)
-               self.kernels().rope(x.data() + i * d, cos.data() + i / heads * half,
-                                   sin.data() + i / heads * half, static_cast<int>(2 * half),
-                                   interleaved);
-           },
-           "x"_a, "cos"_a, "sin"_a, "interleaved"_a)
-      .def("append",
-           [](kvsieve::Engine& self, PyStep& step, int layer, Array<float> k,
-              const Array<const float>& v) {
-             nb::gil_scoped_release release;
-             return self.append(step.step, layer, k.data(), v.data());
-           },
-           "step"_a, "layer"_a, "k"_a, "v"_a)
-      .def("score",
-           [](kvsieve::Engine& self, PyStep& step, int layer, Array<float> q, int num_kv_heads,
-              float scale, Array<float> out) {
-             const kvsieve::HeadShape shape{static_cast<int>(q.shape(1)), num_kv_heads,
-                                            static_cast<int>(q.shape(2))};
-             nb::gil_scoped_release release;
-             return self.score(step.step, shape, layer, q.data(), scale, out.data(),
-                               static_cast<int>(out.shape(1)));
-           },
-           "step"_a, "layer"_a, "q"_a, "num_kv_heads"_a, "scale"_a, "out"_a)
-      .def("select",
-           [](kvsieve::Engine& self, PyStep& step, int layer, Array<float> q, int num_kv_heads,
-              float scale) {
-             const kvsieve::HeadShape shape{static_cast<int>(q.shape(1)), num_kv_heads,
-                                            static_cast<int>(q.shape(2))};
-             if (!self.select(step.step, shape, layer, q.data(), scale))
-               return nb::object(nb::none());
-             return nb::object(read_lists(self));
-           },
-           "step"_a, "layer"_a, "q"_a, "num_kv_heads"_a, "scale"_a)
-      .def("attend",
-           [](kvsieve::Engine& self, PyStep& step, int layer, Array<float> q, int num_kv_heads,
-              float scale, int heads, int tiles, const std::vector<int>& lengths,
-              const std::vector<int>& blocks, Array<float> out) {
-             const kvsieve::HeadShape shape{static_cast<int>(q.shape(1)), num_kv_heads,
-                                            static_cast<int>(q.shape(2))};
-             nb::gil_scoped_release release;
-             return self.attend(step.step, shape, layer, q.data(), scale,
-                                make_lists(heads, tiles, lengths, blocks), out.data());
-           },
-           "step"_a, "layer"_a, "q"_a, "num_kv_heads"_a, "scale"_a, "heads"_a, "tiles"_a,
-           "lengths"_a, "blocks"_a, "out"_a)
+      .def(
+          "run_layer",
+          [](kvsieve::Engine& self, const PyLayer& layer, int index, Array<float> hidden,
+             PyStep& step) {
+            nb::gil_scoped_release release;
+            return self.run_layer(layer.layer, index, hidden.data(), step.step);
+          },
+          "layer"_a, "index"_a, "hidden"_a, "step"_a)
+      .def(
+          "project",
+          [](kvsieve::Engine& self, const Array<const float>& x, const kvsieve::Weight& weight,
+             Array<float> y) {
+            const int rows = static_cast<int>(y.size() / weight.view().rows);
+            nb::gil_scoped_release release;
+            self.project(x.data(), rows, weight, y.data());
+          },
+          "x"_a, "weight"_a, "y"_a)
+      .def(
+          "rms_norm",
+          [](kvsieve::Engine& self, const Array<const float>& x, const Array<const float>& weight,
+             float eps, Array<float> y) {
+            const int n = static_cast<int>(weight.size());
+            for (size_t at = 0; at < x.size(); at += n)
+              self.kernels().rms_norm(x.data() + at, weight.data(), eps, n, y.data() + at);
+          },
+          "x"_a, "weight"_a, "eps"_a, "y"_a)
+      .def(
+          "silu_mul",
+          [](kvsieve::Engine& self, const Array<const float>& gate, const Array<const float>& up,
+             Array<float> y) {
+            self.kernels().silu_mul(gate.data(), up.data(), static_cast<int>(y.size()), y.data());
+          },
+          "gate"_a, "up"_a, "y"_a)
+      .def(
+          "rope",
+          [](kvsieve::Engine& self, Array<float> x, const Array<const float>& cos,
+             const Array<const float>& sin, bool interleaved) {
+            const size_t heads = x.shape(1), d = x.shape(2), half = cos.shape(1);
+            for (size_t i = 0; i < x.shape(0) * heads; i++)
+              self.kernels().rope(x.data() + i * d, cos.data() + i / heads * half,
+                                  sin.data() + i / heads * half, static_cast<int>(2 * half),
+                                  interleaved);
+          },
+          "x"_a, "cos"_a, "sin"_a, "interleaved"_a)
+      .def(
+          "append",
+          [](kvsieve::Engine& self, PyStep& step, int layer, Array<float> k,
+             const Array<const float>& v) {
+            nb::gil_scoped_release release;
+            return self.append(step.step, layer, k.data(), v.data());
+          },
+          "step"_a, "layer"_a, "k"_a, "v"_a)
+      .def(
+          "score",
+          [](kvsieve::Engine& self, PyStep& step, int layer, Array<float> q, int num_kv_heads,
+             float scale, Array<float> out) {
+            const kvsieve::HeadShape shape{static_cast<int>(q.shape(1)), num_kv_heads,
+                                           static_cast<int>(q.shape(2))};
+            nb::gil_scoped_release release;
+            return self.score(step.step, shape, layer, q.data(), scale, out.data(),
+                              static_cast<int>(out.shape(1)));
+          },
+          "step"_a, "layer"_a, "q"_a, "num_kv_heads"_a, "scale"_a, "out"_a)
+      .def(
+          "select",
+          [](kvsieve::Engine& self, PyStep& step, int layer, Array<float> q, int num_kv_heads,
+             float scale) {
+            const kvsieve::HeadShape shape{static_cast<int>(q.shape(1)), num_kv_heads,
+                                           static_cast<int>(q.shape(2))};
+            if (!self.select(step.step, shape, layer, q.data(), scale))
+              return nb::object(nb::none());
+            return nb::object(read_lists(self));
+          },
+          "step"_a, "layer"_a, "q"_a, "num_kv_heads"_a, "scale"_a)
+      .def(
+          "attend",
+          [](kvsieve::Engine& self, PyStep& step, int layer, Array<float> q, int num_kv_heads,
+             float scale, int heads, int tiles, const std::vector<int>& lengths,
+             const std::vector<int>& blocks, Array<float> out) {
+            const kvsieve::HeadShape shape{static_cast<int>(q.shape(1)), num_kv_heads,
+                                           static_cast<int>(q.shape(2))};
+            nb::gil_scoped_release release;
+            return self.attend(step.step, shape, layer, q.data(), scale,
+                               make_lists(heads, tiles, lengths, blocks), out.data());
+          },
+          "step"_a, "layer"_a, "q"_a, "num_kv_heads"_a, "scale"_a, "heads"_a, "tiles"_a,
+          "lengths"_a, "blocks"_a, "out"_a)
       .def("score_stride", [](kvsieve::Engine&, const PyStep& step) {
         return kvsieve::Selection::score_stride(step.step.segments[0]);
       });

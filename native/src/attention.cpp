@@ -190,8 +190,7 @@ void Attention::run(Worker& worker, const std::vector<Segment>& segments,
   if (!merges_.empty())
     worker.share(static_cast<int64_t>(merges_.size()), 1, [&](int64_t i) {
       const Merge& each = merges_[i];
-      merge(each,
-            out + segments[each.segment].first_row * stride + each.head * shape_.head_dim);
+      merge(each, out + segments[each.segment].first_row * stride + each.head * shape_.head_dim);
     });
   for (size_t i = 0; i < segments.size(); i++) {
     const Segment& s = segments[i];

@@ -202,9 +202,8 @@ bool Engine::select(Step& step, HeadShape shape, int layer, float* q, float scal
 bool Engine::attend(Step& step, HeadShape shape, int layer, float* q, float scale,
                     const std::vector<Lists>& lists, float* out) {
   if (!fold(step, shape, q, scale)) return false;
-  team_.run([&](Worker& worker) {
-    attention_.run(worker, step.segments, lists, queries_, layer, out);
-  });
+  team_.run(
+      [&](Worker& worker) { attention_.run(worker, step.segments, lists, queries_, layer, out); });
   return true;
 }
 

@@ -8,8 +8,8 @@ namespace kvsieve {
 
 namespace {
 
-// Polls this often before sleeping: a layer's phases are a few microseconds apart. With more threads
-// than cores the one waited for may need this very core, so sleep soon.
+// Polls this often before sleeping: a layer's phases are a few microseconds apart. With more
+// threads than cores the one waited for may need this very core, so sleep soon.
 constexpr int kBarrierPolls = 2000;
 constexpr int kCrowdedPolls = 20;
 // Between two layers Python runs for about a microsecond, between two tokens for some ten.

@@ -75,8 +75,9 @@ Queries FoldedQueries::view(const Segment& segment, int row, int head,
   const int d = shape_.head_dim, groups = segment.layout.k_groups();
   const size_t at = static_cast<size_t>(segment.first_row + row) * shape_.num_q_heads + head;
   const int step = successive_heads ? 1 : shape_.num_q_heads;
-  return {values_ + at * d,          codes_.data() + at * d, scale_.data() + at,
-          sum_.data() + at * groups, step * d,               step,
+  return {values_ + at * d,   codes_.data() + at * d,
+          scale_.data() + at, sum_.data() + at * groups,
+          step * d,           step,
           step * groups};
 }
 

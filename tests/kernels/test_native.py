@@ -5,102 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvsieve.errors import ConfigError, ModelFileError, NumericalError, ShapeError
-from kvsieve.kernels.backend import BlockLists, WeightSource
+from kvsieve.errors import ConfigError, NumericalError, ShapeError
+from kvsieve.kernels.backend import BlockLists
 from kvsieve.kernels.native import NativeBackend, supported_isas
-from kvsieve.kernels.reference import ReferenceBackend
+from tests.kernels.parity import REFERENCE, close
 from tests.kernels.reference.caches import empty_segment, last_token, plan, random_qkv, rows
 
-REFERENCE = ReferenceBackend()
 SCALE = 0.2
 TYPES = ["q8_0", "q4_0", "f16", "f32"]
 MIXED = [("q8_0", "f16"), ("f32", "q4_0"), ("q4_0", "q8_0")]
 HEADS = [(2, 2), (9, 3), (7, 1), (16, 2), (24, 1)]  # ratios 1, 3, 7, 8, 24
 ALWAYS = 10**6
-
-
-def source(matrix, fmt="f32"):
-    return WeightSource(data=matrix, format=fmt, rows=matrix.shape[0], cols=matrix.shape[1])
-
-
-def quantised(fmt, n_rows, n_cols, seed=0):
-    """A matrix in GGUF blocks with random codes and moderate scales."""
-    rng = np.random.default_rng(seed)
-    head = {"q4_0": 1, "q4_1": 2, "q8_0": 1}[fmt]
-    scales = rng.uniform(-0.1, 0.1, (n_rows, n_cols // 32, head)).astype(np.float16)
-    codes = rng.integers(0, 256, (n_rows, n_cols // 32, 32 if fmt == "q8_0" else 16), np.uint8)
-    data = np.concatenate([scales.view(np.uint8), codes], axis=2).reshape(n_rows, -1)
-    return WeightSource(data=data, format=fmt, rows=n_rows, cols=n_cols)
-
-
-def close(a, b, tolerance):
-    """Relative to the size of the rows compared."""
-    assert a.shape == b.shape
-    assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
-
-
-# -- dense -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shape", [(16, 32), (48, 64), (40, 96), (1, 32), (33, 160)])
-@pytest.mark.parametrize("fmt", ["q4_0", "q4_1", "q8_0", "f32->q8", "f32->f32"])
-@pytest.mark.parametrize("tokens", [1, 3, 8, 13])
-def test_project(native, shape, fmt, tokens):
-    rng = np.random.default_rng(1)
-    x = rng.standard_normal((tokens, shape[1]), dtype=np.float32)
-    if fmt.startswith("f32"):
-        matrix, kind = source(rng.standard_normal(shape, dtype=np.float32)), fmt[5:]
-    else:
-        matrix, kind = quantised(fmt, *shape), None
-    got = native.project(x, native.pack_weight(matrix, kind=kind))
-    close(got, REFERENCE.project(x, REFERENCE.pack_weight(matrix, kind=kind)), 2e-6)
-
-
-@pytest.mark.parametrize("fmt", ["q4_1", "q8_0"])
-def test_a_row_is_projected_to_the_same_bits_alone_and_among_others(native, fmt):
-    x = np.random.default_rng(2).standard_normal((70, 96), dtype=np.float32)
-    weight = native.pack_weight(quantised(fmt, 40, 96))
-    together = native.project(x, weight)
-    alone = np.concatenate([native.project(x[i : i + 1], weight) for i in range(len(x))])
-    assert np.array_equal(together, alone)
-
-
-def test_project_of_zero_and_tiny_rows_is_finite(native):
-    x = np.zeros((3, 32), np.float32)
-    x[1] = 1e-40
-    x[2, 0] = 1e30
-    weight = quantised("q4_1", 16, 32)
-    got = native.project(x, native.pack_weight(weight))
-    assert np.all(np.isfinite(got))
-    assert not got[0].any()
-    close(got[2:], REFERENCE.project(x[2:], REFERENCE.pack_weight(weight)), 1e-6)
-
-
-@pytest.mark.parametrize("width", [16, 64, 576])
-def test_rms_norm_and_silu_mul(native, width):
-    rng = np.random.default_rng(3)
-    x, y = rng.standard_normal((2, 5, width), dtype=np.float32) * 3
-    w = rng.uniform(0.5, 2, width).astype(np.float32)
-    close(native.rms_norm(x, w, eps=1e-5), REFERENCE.rms_norm(x, w, eps=1e-5), 1e-6)
-    close(native.silu_mul(x, y), REFERENCE.silu_mul(x, y), 1e-6)
-
-
-def test_silu_mul_of_extreme_gates(native):
-    gate = np.array([-1e4, -100, -88, 0, 88, 100, 1e4, 1e30] * 2, np.float32)
-    got = native.silu_mul(gate, np.ones_like(gate))
-    assert np.all(np.isfinite(got))
-    np.testing.assert_allclose(got, np.where(gate > 0, gate, 0), atol=1e-30)
-
-
-@pytest.mark.parametrize("interleaved", [True, False])
-@pytest.mark.parametrize("pairs", [16, 8])  # 8: only a part of the head rotates
-def test_rope(native, interleaved, pairs):
-    rng = np.random.default_rng(4)
-    x = rng.standard_normal((6, 3, 32), dtype=np.float32)
-    angle = rng.uniform(0, 6, (6, pairs))
-    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
-    got = native.rope(x, cos, sin, interleaved=interleaved)
-    close(got, REFERENCE.rope(x, cos, sin, interleaved=interleaved), 1e-6)
 
 
 # -- cache -----------------------------------------------------------------------------------
@@ -165,7 +80,7 @@ def test_append_refuses_what_would_be_infinite_in_half_precision(native, backend
     k = np.ones((1, 2, 32), np.float32)
     chosen = native if backend == "native" else REFERENCE
     chosen.append(segment, 0, k * 1e6, k * 65519)
-    with pytest.raises(NumericalError, match="v: expected|k, v: expected"):
+    with pytest.raises(NumericalError, match=r"v: expected"):
         chosen.append(segment, 0, k, k * 65520)
 
 
@@ -391,17 +306,3 @@ def test_queries_that_are_not_finite_are_refused(native):
     q[3, 2, 1] = np.nan
     with pytest.raises(NumericalError, match="q: expected finite"):
         native.attend(segment, 0, q, scale=SCALE, lists=None)
-
-
-def test_weights_too_large_for_8_bits_are_refused(native):
-    matrix = np.full((16, 32), 1e8, np.float32)
-    with pytest.raises(ModelFileError, match="magnitudes"):
-        native.pack_weight(source(matrix))
-
-
-def test_weight_data_that_does_not_hold_its_shape_is_refused(native):
-    wrong = WeightSource(data=np.zeros((16, 17), np.uint8), format="q4_0", rows=16, cols=32)
-    with pytest.raises(ShapeError, match=r"expected uint8 \(16, 18\)"):
-        native.pack_weight(wrong)
-    with pytest.raises(ConfigError, match="kind: expected q4"):
-        native.pack_weight(quantised("q4_0", 16, 32), kind="q8")

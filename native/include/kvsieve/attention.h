@@ -23,9 +23,9 @@ class Attention {
   struct Scratch {
     Buffer<float> logits, o;
     Buffer<uint8_t> codes;
-    Buffer<float> run_max;             // [run][row of the tile]
-    Buffer<int32_t> importance_run;    // one run's tokens
-    std::vector<int64_t> importance;   // every recording segment's tokens, one after the other
+    Buffer<float> run_max;            // [run][row of the tile]
+    Buffer<int32_t> importance_run;   // one run's tokens
+    std::vector<int64_t> importance;  // every recording segment's tokens, one after the other
   };
   // A unit of work: one run of a decode list for the rows that share it, or one prompt tile of one
   // query head.

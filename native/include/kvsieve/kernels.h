@@ -10,23 +10,23 @@
 
 namespace kvsieve {
 
-constexpr int kBlock = 32;         // tokens per cache page: 2 vectors of 16 lanes
-constexpr int kGroup = 32;         // values that share a scale in weights, activations and q4 pages
-constexpr int kPanel = 16;         // output rows per weight panel: one per lane
-constexpr int kRunBlocks = 16;     // listed blocks per attention run; one page maximum per lane
+constexpr int kBlock = 32;      // tokens per cache page: 2 vectors of 16 lanes
+constexpr int kGroup = 32;      // values that share a scale in weights, activations and q4 pages
+constexpr int kPanel = 16;      // output rows per weight panel: one per lane
+constexpr int kRunBlocks = 16;  // listed blocks per attention run; one page maximum per lane
 constexpr int kRunTokens = kRunBlocks * kBlock;
-constexpr int kMaxRows = 8;        // query rows that share the loads of a page (registers: 2 sums each)
+constexpr int kMaxRows = 8;  // query rows that share the loads of a page (registers: 2 sums each)
 constexpr int kMaxHeadDim = 512;
 constexpr int kMaxScaleGroups = kMaxHeadDim / kGroup;
-constexpr int kIndexLanes = 16;    // selection blocks per group of the packed index: one per lane
+constexpr int kIndexLanes = 16;  // selection blocks per group of the packed index: one per lane
 
 enum class WeightKind : int { f32 = 0, q4 = 1, q8 = 2 };
 enum class CacheType : int { f32 = 0, f16 = 1, q8 = 2, q4 = 3 };
 
 // A packed matrix [rows, cols]. q4: per (panel, group) 4 vectors of 64 bytes, vector i holding, per
-// row, the low nibbles of inputs 4i.. and the high nibbles of inputs 16+4i..; q8: 8 vectors, vector i
-// holding inputs 4i..4i+3, stored +128. d, m: f16 [panel][group][16]; w = d * (code - offset) + m.
-// f32: [panel][cols][16].
+// row, the low nibbles of inputs 4i.. and the high nibbles of inputs 16+4i..; q8: 8 vectors, vector
+// i holding inputs 4i..4i+3, stored +128. d, m: f16 [panel][group][16]; w = d * (code - offset) +
+// m. f32: [panel][cols][16].
 struct WeightView {
   WeightKind kind;
   int rows, cols;
@@ -39,10 +39,10 @@ struct WeightView {
 
 // Activations, row-major: values (f32), and codes (int8) with one scale, sum and scaled sum per 32.
 struct Activations {
-  float* values;   // [rows][cols]
-  int8_t* codes;   // [rows][cols]
-  float* scale;    // [rows][cols / 32]
-  float* sum;      // scale * sum of codes
+  float* values;  // [rows][cols]
+  int8_t* codes;  // [rows][cols]
+  float* scale;   // [rows][cols / 32]
+  float* sum;     // scale * sum of codes
   int32_t* codes_sum;
   int cols;
 };
@@ -69,14 +69,14 @@ struct Queries {
 struct RunArgs {
   const PageLayout* layout;
   const uint8_t* const* pages;
-  const int* blocks;      // block number of each page
-  int num_pages;          // 1..kRunBlocks
+  const int* blocks;  // block number of each page
+  int num_pages;      // 1..kRunBlocks
   Queries q;
   int rows;
-  const int* visible;     // tokens of the sequence that row r sees
-  float* logits;          // [rows][kRunTokens]: left holding exp(logit - m)
-  uint8_t* codes;         // scratch [rows][v_groups][kRunTokens]
-  float* o;               // [rows][head_dim]
+  const int* visible;  // tokens of the sequence that row r sees
+  float* logits;       // [rows][kRunTokens]: left holding exp(logit - m)
+  uint8_t* codes;      // scratch [rows][v_groups][kRunTokens]
+  float* o;            // [rows][head_dim]
   float* m;
   float* s;
 };
@@ -84,8 +84,8 @@ struct RunArgs {
 struct Kernels {
   const char* name;
   // y[rows, kPanel * panels] = (or +=) x . W^T for panels [panel_begin, panel_end).
-  void (*project)(const WeightView& w, const Activations& x, int rows, int panel_begin, int panel_end,
-                  float* y, int y_stride, bool add);
+  void (*project)(const WeightView& w, const Activations& x, int rows, int panel_begin,
+                  int panel_end, float* y, int y_stride, bool add);
   void (*quantize_row)(const Activations& x, int row);
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* y);
   void (*silu_mul)(const float* gate, const float* up, int n, float* y);
@@ -95,7 +95,8 @@ struct Kernels {
   // Folds `scale` into q and quantises it as an integer key side wants; returns false on NaN.
   bool (*fold_query)(float* q, float scale, int head_dim, int groups, int8_t* codes, float* q_scale,
                      int32_t* codes_sum);
-  // Logits of all 32 tokens of a page: out[row * out_stride + token]; tokens past the end are garbage.
+  // Logits of all 32 tokens of a page: out[row * out_stride + token]; tokens past the end are
+  // garbage.
   void (*page_logits)(const PageLayout& layout, const uint8_t* page, const Queries& q, int rows,
                       float* out, int out_stride);
   // Best logit of each of 16 blocks over their index entries: out[row * out_stride + lane].

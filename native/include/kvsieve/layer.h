@@ -43,7 +43,10 @@ struct Step {
 class Engine {
  public:
   Engine(const Kernels& kernels, int threads)
-      : kernels_(kernels), team_(threads), selection_(kernels, threads), attention_(kernels, threads) {}
+      : kernels_(kernels),
+        team_(threads),
+        selection_(kernels, threads),
+        attention_(kernels, threads) {}
 
   // hidden [rows][hidden_size] is updated in place. False if NaN or infinity reached the cache.
   bool run_layer(const Layer& layer, int index, float* hidden, Step& step);
@@ -82,7 +85,7 @@ class Engine {
   // Rotates (where asked), stores and folds every (row, head) and (tile, KV head): one phase.
   struct Heads {
     HeadShape shape;
-    float *q, *k;     // either may be null
+    float *q, *k;  // either may be null
     const float* v;
     float scale;
     const Layer* rotation;

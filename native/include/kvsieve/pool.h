@@ -23,7 +23,8 @@ class Worker {
   bool is_first() const { return id_ == 0; }
   // Waits until all threads have arrived.
   void barrier();
-  // Calls item(i) for i in [0, count), shared among the threads, `grain` at a time; then waits for all.
+  // Calls item(i) for i in [0, count), shared among the threads, `grain` at a time; then waits for
+  // all.
   template <class Function>
   void share(int64_t count, int64_t grain, const Function& item);
 

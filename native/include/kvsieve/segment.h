@@ -84,8 +84,8 @@ struct Lists {
   }
 };
 
-// Writes one head's rows of a tile, k, v [rows][Hkv * D], into their page, and the strided keys into
-// the index. False if a row with NaN or infinity was left out.
+// Writes one head's rows of a tile, k, v [rows][Hkv * D], into their page, and the strided keys
+// into the index. False if a row with NaN or infinity was left out.
 bool append_tile(const Kernels& kernels, const Segment& segment, int layer, int head, int tile,
                  const float* k, const float* v);
 

@@ -16,8 +16,7 @@ struct PickScratch {
 
 // Guards first: the last block, then block 0 and the one before the last (in the other order for a
 // prompt tile, `neighbour_first`), while k allows; then by score.
-void pick_guarded(const float* scores, int count, int k, bool neighbour_first,
-                  PickScratch scratch);
+void pick_guarded(const float* scores, int count, int k, bool neighbour_first, PickScratch scratch);
 
 // The original's rule: half of the budget by importance (null: none), the rest by score, and the
 // last block in place of the lowest-scoring one of those.

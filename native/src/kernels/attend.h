@@ -24,7 +24,8 @@ static inline void integer_logits(const uint8_t* keys, const float* scales, int 
                                   const Queries& q, int group, bool first, float* out, int stride) {
   I a[R][2];
   const int8_t* codes = q.codes + group * kGroup;  // q8 has one group, starting at 0
-  for (int r = 0; r < R; r++) a[r][0] = a[r][1] = i_set1(-offset * q.codes_sum[r * q.sum_stride + group]);
+  for (int r = 0; r < R; r++)
+    a[r][0] = a[r][1] = i_set1(-offset * q.codes_sum[r * q.sum_stride + group]);
   for (int c = 0; c < chunks; c++) {
     B k0 = b_load(keys + c * 128), k1 = b_load(keys + c * 128 + 64);
     for (int r = 0; r < R; r++) {

@@ -58,9 +58,7 @@ static inline F operator/(F a, F b) {
 static inline F f_fma(F a, F b, F c) {
   return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
-static inline F f_max(F a, F b) {
-  return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)};
-}
+static inline F f_max(F a, F b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 static inline F f_abs(F a) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
   return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
@@ -158,8 +156,8 @@ static inline B b_negate_where(B a, B mask) {  // mask bytes are 0 or 255
 // Bytes widened to 16 bits: exact for any operands.
 static inline __m256i dot4_half(__m256i acc, __m256i u, __m256i s) {
   const __m256i low = _mm256_set1_epi16(255);
-  __m256i even = _mm256_madd_epi16(_mm256_and_si256(u, low),
-                                   _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
+  __m256i even =
+      _mm256_madd_epi16(_mm256_and_si256(u, low), _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
   __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
   return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
 }

@@ -7,7 +7,8 @@
 
 namespace kvsieve::KVSIEVE_TARGET {
 
-constexpr int kDenseRows = 8;  // rows per weight tile: 8 sums + 8 code vectors + 2 partial sums < 32
+constexpr int kDenseRows =
+    8;  // rows per weight tile: 8 sums + 8 code vectors + 2 partial sums < 32
 
 struct F {
   __m512 v;
@@ -65,8 +66,8 @@ static inline I round_to_int(F a) {
   return {_mm512_cvt_roundps_epi32(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 static inline F i_as_exponent(I n) {  // 2^n for -126 <= n <= 127
-  return {_mm512_castsi512_ps(
-      _mm512_slli_epi32(_mm512_add_epi32(n.v, _mm512_set1_epi32(127)), 23))};
+  return {
+      _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n.v, _mm512_set1_epi32(127)), 23))};
 }
 static inline void store_i8(int8_t* p, I a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a.v));

@@ -20,8 +20,8 @@ struct B {
   uint8_t v[64];
 };
 
-#define KVSIEVE_LANES(R, expr)            \
-  R r;                                    \
+#define KVSIEVE_LANES(R, expr)                  \
+  R r;                                          \
   for (int i = 0; i < 16; i++) r.v[i] = (expr); \
   return r
 
