@@ -105,8 +105,7 @@ class BlockMask:
     def tile_rows(self) -> I64:
         """Queries in each tile, ``i64 [num_tiles]``."""
         edges = np.arange(self.first_tile, self.num_blocks + 1) * self.block_size
-        edges = edges.clip(self.kv_len - self.q_len, self.kv_len)
-        return np.diff(edges).astype(np.int64)
+        return np.diff(edges.clip(self.kv_len - self.q_len, self.kv_len)).astype(np.int64)
 
     # -- what it reads -------------------------------------------------------------------------
 

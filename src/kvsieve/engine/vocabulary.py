@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvsieve.errors import ConfigError, ModelFileError
+from kvsieve.types import AnyArray
 
 _PREFIX = "tokenizer.ggml."
 
@@ -198,6 +199,7 @@ def _named_tokens(tokens: Sequence[str]) -> Sequence[str]:
 def _kinds(metadata: Mapping[str, Any], tokens: Sequence[str], ids: Mapping[str, int]) -> bytes:
     key = _PREFIX + "token_type"
     value = metadata.get(key)
+    values: AnyArray
     if value is None:
         values = np.full(len(tokens), TokenKind.NORMAL)
     else:

@@ -32,7 +32,7 @@ from kvsieve.kernels.checks import (
 from kvsieve.kernels.layout import GROUP
 from kvsieve.kernels.native_segment import segment_fields
 from kvsieve.kernels.threads import default_threads
-from kvsieve.types import BLOCK_SIZE, F32
+from kvsieve.types import BLOCK_SIZE, F32, I32
 
 try:
     from kvsieve import _native
@@ -341,7 +341,8 @@ def _check_source(source: WeightSource, kind: str) -> None:
 def _block_lists(segment: Segment, found: tuple[int, int, list[int], list[int]]) -> BlockLists:
     """CSR lists from the core's, exact tiles (length -1) written out as all their causal blocks."""
     num_heads, num_tiles, lengths, blocks = found
-    rows, next_block, first = [], 0, segment.start // BLOCK_SIZE
+    rows: list[I32] = []
+    next_block, first = 0, segment.start // BLOCK_SIZE
     for row, length in enumerate(lengths):
         if length < 0:
             rows.append(np.arange(first + row % num_tiles + 1, dtype=np.int32))

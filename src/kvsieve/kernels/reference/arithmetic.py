@@ -74,7 +74,8 @@ def int_dot(a: AnyArray, b: AnyArray) -> F32:
     """
     largest = 255 * 128 * a.shape[1]
     carrier = np.float32 if largest < EXACT_F32_INTEGER else np.float64
-    left, right = a.astype(carrier), b.astype(carrier)
+    left: AnyArray = a.astype(carrier)
+    right: AnyArray = b.astype(carrier)
     step = max(1, min(ONE_THREAD_MATRIX, ONE_THREAD_PRODUCT // len(a)) // a.shape[1])
     columns = [left @ right[first : first + step].T for first in range(0, len(b), step)]
     product: AnyArray = np.concatenate(columns, axis=1)

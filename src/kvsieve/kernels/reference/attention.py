@@ -18,7 +18,7 @@ from kvsieve.kernels.reference.logits import fold_queries, logits
 from kvsieve.kernels.reference.pages import block_positions, read_keys, read_values, tiles
 from kvsieve.kernels.reference.quantize import Rows, inverse_of_largest
 from kvsieve.kernels.reference.selection import causal_blocks
-from kvsieve.types import BLOCK_SIZE, BLOCKS_PER_RUN, F32, I32, I64, Bool
+from kvsieve.types import BLOCK_SIZE, BLOCKS_PER_RUN, F32, I32, I64, AnyArray, Bool
 
 IMPORTANCE_UNIT = 2**24
 """Importance counts in units of 2**-24: integers, so that the order of additions cannot matter."""
@@ -85,7 +85,7 @@ def _weighted_sum(p: F32, values: Rows) -> F32:
     return np.concatenate(sums, axis=1)
 
 
-def _integer_sum(p: F32, codes: np.ndarray, scales: F32) -> F32:
+def _integer_sum(p: F32, codes: AnyArray, scales: F32) -> F32:
     """The same over integer values of one scale group: codes i8 ``[N, C]``, scales f32 ``[N]``.
 
     Page by page, ``w = p * |scale|`` becomes unsigned 8 bits with one factor, so that the sum over

@@ -207,8 +207,8 @@ def rms_norm(x: F32, weight: F32, *, eps: float) -> F32:
     check_f32("rms_norm", "x", x, (None, None))
     check_f32("rms_norm", "weight", weight, (x.shape[1],))
     squares = np.square(x, dtype=np.float64).mean(axis=1, keepdims=True).astype(np.float32)
-    inverse = np.float32(1) / np.sqrt(squares + np.float32(eps))
-    normed: F32 = x * inverse * weight
+    root: F32 = np.sqrt(squares + np.float32(eps))
+    normed: F32 = x * (np.float32(1) / root) * weight
     return normed
 
 

@@ -83,8 +83,8 @@ def run_layer(layer: Layer, index: int, hidden: F32, step: Step) -> None:
     clock = _Clock(step.stats)
 
     x = rms_norm(hidden, weights.attn_norm, eps=shape.rms_norm_eps)
-    q = project(x, weights.q_proj).reshape(len(x), shape.num_q_heads, shape.head_dim)
-    k = project(x, weights.k_proj).reshape(len(x), shape.num_kv_heads, shape.head_dim)
+    q: F32 = project(x, weights.q_proj).reshape(len(x), shape.num_q_heads, shape.head_dim)
+    k: F32 = project(x, weights.k_proj).reshape(len(x), shape.num_kv_heads, shape.head_dim)
     v = project(x, weights.v_proj).reshape(k.shape)
     q = rope(q, step.cos, step.sin, interleaved=shape.rope_interleaved)
     k = rope(k, step.cos, step.sin, interleaved=shape.rope_interleaved)

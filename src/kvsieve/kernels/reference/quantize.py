@@ -124,7 +124,8 @@ def quantize_q8(x: F32) -> Rows:
     Where the scale is 0 (zeros, or denormals too small to divide) the row is zero. The clip to
     +-127 only acts where a denormal scale was rounded.
     """
-    scales = np.abs(x).max(axis=-1, keepdims=True) / np.float32(Q8_MAX)
+    largest: F32 = np.abs(x).max(axis=-1, keepdims=True)
+    scales: F32 = largest / np.float32(Q8_MAX)
     values = np.clip(_divide(x, scales), -Q8_MAX, Q8_MAX).astype(np.int8)
     return Rows(values=values, scales=scales)
 
