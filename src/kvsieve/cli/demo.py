@@ -93,8 +93,8 @@ def _table(llm: "LLM", prompt: "PasskeyPrompt", *, width: int) -> Table:
         pad_edge=False,
         padding=(0, 0 if width < TABLE_WIDTH else 1),
         collapse_padding=True,
-        title=f"{llm.model_name}: the key {prompt.key} in {len(prompt.token_ids):,} tokens "
-        f"({llm.isa}, threads: {llm.threads})",
+        title=f"{llm.info.model_name}: the key {prompt.key} in {len(prompt.token_ids):,} tokens "
+        f"({llm.info.isa}, threads: {llm.info.threads})",
         caption="Attention includes choosing the blocks; times per token are medians. Blocks read: "
         "mean per token of the reply, layer and KV head. Density: share of the cache read.",
     )

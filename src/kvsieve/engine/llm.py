@@ -122,26 +122,6 @@ class LLM:
         return self._engine.info
 
     @property
-    def model_name(self) -> str:
-        """The name the model file gives itself."""
-        return self.info.model_name
-
-    @property
-    def fingerprint(self) -> str:
-        """Hex digits that tell this model file from others."""
-        return self.info.fingerprint
-
-    @property
-    def isa(self) -> str:
-        """Instruction set the kernels use."""
-        return self.info.isa
-
-    @property
-    def threads(self) -> int:
-        """Threads the kernels use."""
-        return self.info.threads
-
-    @property
     def cache_types(self) -> tuple[CacheType, CacheType]:
         """How keys and values are stored."""
         return self._loaded.layout.k_type, self._loaded.layout.v_type
@@ -239,7 +219,7 @@ class LLM:
         source = self._loaded.file.metadata.get("tokenizer.chat_template")
         if not isinstance(source, str):
             raise TemplateError(
-                f"[LLM.chat_prompt] model: expected a chat template, got none in {self.model_name}"
+                f"[LLM.chat_prompt] model: expected a chat template, got none in {self.config.name}"
             )
         bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
         template = ChatTemplate(
@@ -266,7 +246,7 @@ class LLM:
             if self.tokenizer.bos_id is None:
                 raise ConfigError(
                     "[LLM] prompt: expected at least one token, got none, and "
-                    f"{self.model_name} has no BOS token to start from"
+                    f"{self.config.name} has no BOS token to start from"
                 )
             ids = [self.tokenizer.bos_id]
         if len(ids) > self.ctx_size:

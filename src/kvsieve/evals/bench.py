@@ -161,7 +161,7 @@ def _row(
         test=test,
         attn=arm.label,
         cache_type=k_type if k_type == v_type else f"{k_type}/{v_type}",
-        threads=llm.threads,
+        threads=llm.info.threads,
         ms=round(ms, 4),
         ms_stddev=round(stdev(sample.ms for sample in samples), 4) if len(samples) > 1 else 0.0,
         tokens_per_second=round(tokens / ms * 1e3, 3),

@@ -49,6 +49,21 @@ class LayerShape:
     def group_size(self) -> int:
         return self.num_q_heads // self.num_kv_heads
 
+    @property
+    def matrix_shapes(self) -> dict[str, tuple[int, int]]:
+        """``(rows, cols)`` of each matrix, by field of `LayerWeights`."""
+        hidden, ffn = self.hidden_size, self.intermediate_size
+        q_size, kv_size = self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return {
+            "q_proj": (q_size, hidden),
+            "k_proj": (kv_size, hidden),
+            "v_proj": (kv_size, hidden),
+            "o_proj": (hidden, q_size),
+            "gate_proj": (ffn, hidden),
+            "up_proj": (ffn, hidden),
+            "down_proj": (hidden, ffn),
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerWeights:

@@ -142,23 +142,12 @@ def check_layer(shape: LayerShape, weights: LayerWeights) -> None:
             f"[build_layer] rope_dim: expected an even number up to head_dim={shape.head_dim}, "
             f"got {shape.rope_dim}"
         )
-    hidden, ffn = shape.hidden_size, shape.intermediate_size
-    q_size, kv_size = shape.num_q_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    matrices: dict[str, tuple[int, int]] = {
-        "q_proj": (q_size, hidden),
-        "k_proj": (kv_size, hidden),
-        "v_proj": (kv_size, hidden),
-        "o_proj": (hidden, q_size),
-        "gate_proj": (ffn, hidden),
-        "up_proj": (ffn, hidden),
-        "down_proj": (hidden, ffn),
-    }
-    for name, (rows, cols) in matrices.items():
+    for name, (rows, cols) in shape.matrix_shapes.items():
         weight = getattr(weights, name)
         if (weight.rows, weight.cols) != (rows, cols):
             raise ShapeError(
                 f"[build_layer] {name}: expected ({rows}, {cols}), got ({weight.rows}, "
                 f"{weight.cols})"
             )
-    check_f32("build_layer", "attn_norm", weights.attn_norm, (hidden,))
-    check_f32("build_layer", "ffn_norm", weights.ffn_norm, (hidden,))
+    check_f32("build_layer", "attn_norm", weights.attn_norm, (shape.hidden_size,))
+    check_f32("build_layer", "ffn_norm", weights.ffn_norm, (shape.hidden_size,))

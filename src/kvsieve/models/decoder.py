@@ -16,7 +16,6 @@ from kvsieve.models.llama import (
     OUTPUT_NORM,
     ROPE_FACTORS,
     layer_shape,
-    matrix_shapes,
     tensor_name,
     tensor_shapes,
 )
@@ -139,7 +138,7 @@ class Decoder:
     def _layer_weights(self, layer: int) -> LayerWeights:
         matrices = {
             field: self._pack(tensor_name(layer, MATRICES[field]), shape)
-            for field, shape in matrix_shapes(self.config).items()
+            for field, shape in layer_shape(self.config).matrix_shapes.items()
         }
         norms = {
             field: vector(self._file, tensor_name(layer, part), length=self.config.hidden_size)

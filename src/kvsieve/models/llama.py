@@ -26,22 +26,6 @@ def tensor_name(layer: int, part: str) -> str:
     return f"blk.{layer}.{part}.weight"
 
 
-def matrix_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Shape ``(rows, cols)`` of each matrix of a layer, by field of `LayerWeights`."""
-    hidden, ffn = config.hidden_size, config.intermediate_size
-    q_width = config.num_q_heads * config.head_dim
-    kv_width = config.num_kv_heads * config.head_dim
-    return {
-        "q_proj": (q_width, hidden),
-        "k_proj": (kv_width, hidden),
-        "v_proj": (kv_width, hidden),
-        "o_proj": (hidden, q_width),
-        "gate_proj": (ffn, hidden),
-        "up_proj": (ffn, hidden),
-        "down_proj": (hidden, ffn),
-    }
-
-
 def tensor_shapes(
     config: ModelConfig,
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
@@ -51,7 +35,7 @@ def tensor_shapes(
     if not config.tie_embeddings:
         required[OUTPUT] = table
     for layer in range(config.num_layers):
-        for field, shape in matrix_shapes(config).items():
+        for field, shape in layer_shape(config).matrix_shapes.items():
             required[tensor_name(layer, MATRICES[field])] = shape
         for part in NORMS.values():
             required[tensor_name(layer, part)] = (config.hidden_size,)
