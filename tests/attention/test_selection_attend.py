@@ -303,9 +303,10 @@ class TestErrors:
 
     def test_options(self) -> None:
         q, k, v = qkv(4, 2, 1, 97, 16)
-        with pytest.raises(ConfigError, match="backend: expected one of native, reference, got 'cuda'"):
+        unknown = "backend: expected one of native, reference, got 'cuda'"
+        with pytest.raises(ConfigError, match=unknown):
             attend(q, k, v, backend="cuda")  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="backend: expected one of native, reference, got 'cuda'"):
+        with pytest.raises(ConfigError, match=unknown):
             attend(q, k, v, np.ones((1, 97), dtype=bool), backend="cuda")  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="k_type: expected one of f32"):
             attend(q, k, v, cache_type="q2", backend="reference")  # type: ignore[arg-type]

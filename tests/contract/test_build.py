@@ -1,10 +1,13 @@
-"""The C++ core as it was built here, whichever compiler built it."""
+"""The build: its version, and the C++ core as it was built here, whichever compiler built it."""
 
 import importlib.util
 import platform
 from pathlib import Path
 
 import pytest
+
+from kvsieve.version import __version__
+from tests.contract.project import pyproject
 
 NEEDS = {
     "avx2": {"avx2", "fma", "f16c"},
@@ -18,6 +21,10 @@ NEEDS = {
 """Instruction sets of the core, and the processor flags, in Linux's words, that each needs."""
 
 CPUINFO = Path("/proc/cpuinfo")
+
+
+def test_the_build_and_the_package_name_the_same_version() -> None:
+    assert pyproject()["project"]["version"] == __version__
 
 
 @pytest.mark.skipif(
