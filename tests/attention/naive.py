@@ -1,4 +1,4 @@
-"""Selection.md read aloud: the rules of sections 2 to 6, one block and one row at a time.
+"""docs/selection.md read aloud: the rules of sections 2 to 6, one block and one row at a time.
 
 Plain Python on lists, slow, sharing nothing with the package. Tests feed it small integers, for
 which every score is exact in any arithmetic, so that equal scores are equal on both sides.

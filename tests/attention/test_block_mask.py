@@ -37,7 +37,7 @@ def mask_of(indptr: list[int], indices: list[int], **sizes: int) -> BlockMask:
 
 
 EXAMPLE = mask_of([0, 1, 3, 5], [0, 0, 1, 0, 2])
-"""Selection.md, section 6: rows 0: {0}, 1: {0, 1}, 2: {0, 2}."""
+"""docs/selection.md, section 6: rows 0: {0}, 1: {0, 1}, 2: {0, 2}."""
 
 
 class TestCsr:

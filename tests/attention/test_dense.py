@@ -44,7 +44,7 @@ def loop(
 
 
 class TestWorkedValues:
-    """Selection.md, section 1: logits [0, ln 2, ln 3], values [2, 4, 8]."""
+    """docs/selection.md, section 1: logits [0, ln 2, ln 3], values [2, 4, 8]."""
 
     LOGITS = (0.0, math.log(2), math.log(3))
     VALUES = (2.0, 4.0, 8.0)

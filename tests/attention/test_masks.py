@@ -1,4 +1,4 @@
-"""Static masks: the worked values of selection.md, section 7, and exhaustive small sizes."""
+"""Static masks: the worked values of docs/selection.md, section 7, and exhaustive small sizes."""
 
 import numpy as np
 import pytest

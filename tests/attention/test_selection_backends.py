@@ -1,4 +1,4 @@
-"""Both backends choose and record, over a paged cache, what selection.md says.
+"""Both backends choose and record, over a paged cache, what docs/selection.md says.
 
 The same naive rules that `select_blocks` is held to, so that the engine and the plain arrays
 cannot drift apart; and importance (section 5) against the float64 oracle.

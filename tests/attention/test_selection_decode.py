@@ -1,4 +1,4 @@
-"""Each rule of selection.md, sections 3 and 4, on a decoded token: a case that names it."""
+"""Each rule of docs/selection.md, sections 3 and 4, on a decoded token: a case that names it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Each rule of selection.md, section 6, on tiles of a prompt: a case that names it."""
+"""Each rule of docs/selection.md, section 6, on tiles of a prompt: a case that names it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Kept mass and output error on hand values (selection.md, section 8)."""
+"""Kept mass and output error on hand values (docs/selection.md, section 8)."""
 
 import numpy as np
 import pytest

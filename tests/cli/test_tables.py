@@ -100,4 +100,6 @@ def test_demo_shows_five_rows_and_says_what_it_reads(on_tiny: Run, length: str) 
     ]  # fmt: skip
     assert len(ran.err.splitlines()) == 5
     assert "sparse:k=16: reading" in ran.err
+    stayed = [line.split()[2] for line in ran.out.splitlines() if line.startswith("Stayed exact:")]
+    assert stayed == ["sparse:k=32", "sparse:k=16"]
     assert max(map(len, ran.out.splitlines())) <= 90

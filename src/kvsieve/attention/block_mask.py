@@ -49,7 +49,7 @@ class BlockMask:
 
     Notes
     -----
-    Selection.md, section 6. A visible block does not mean that every token in it is visible.
+    docs/selection.md, section 6. A visible block does not mean that every token in it is visible.
     """
 
     indptr: I64

@@ -48,7 +48,7 @@ def dense_attention(
     -------
     DenseAttention
         ``out`` and ``probs``. Each row of ``probs`` sums to 1 over the tokens that its mask
-        lets through, and is exactly 0 elsewhere (selection.md, section 1).
+        lets through, and is exactly 0 elsewhere (docs/selection.md, section 1).
 
     Raises
     ------

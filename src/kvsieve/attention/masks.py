@@ -2,7 +2,7 @@
 
 Each is one `StaticMask`, an exact rule on tokens that can also be read by blocks. A rule says
 which earlier tokens a query reads; causality and the query's own position are part of it, so
-that no row is ever empty. Source: selection.md, section 7.
+that no row is ever empty. Source: docs/selection.md, section 7.
 """
 
 from collections.abc import Iterable

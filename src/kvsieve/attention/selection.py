@@ -83,7 +83,7 @@ def select_blocks(
 
     Notes
     -----
-    Selection.md, sections 2 to 6. Under `sparse.block_size` > 32 blocks are chosen in aligned
+    docs/selection.md, sections 2 to 6. Under `sparse.block_size` > 32 blocks are chosen in aligned
     groups and listed as the blocks of 32 that they are made of.
     """
     shape = attention_shape("select_blocks", q, k)
@@ -164,7 +164,7 @@ def attend(
 
     Notes
     -----
-    Selection.md, sections 1 and 6.
+    docs/selection.md, sections 1 and 6.
     """
     shape = attention_shape("attend", q, k)
     check_values_like_keys("attend", v, k)

@@ -1,6 +1,6 @@
 """How much of full attention a selection keeps, and how far its output is from the exact one.
 
-Source: selection.md, section 8. Density is a property of `BlockMask`.
+Source: docs/selection.md, section 8. Density is a property of `BlockMask`.
 """
 
 from dataclasses import dataclass

@@ -68,10 +68,14 @@ def demo(options: DemoOptions, model: ModelOptions) -> None:
             llm.tokenizer, length=options.length, depth=options.depth, seed=options.seed
         )
         table = _table(llm, prompt, width=console.width)
+        notes = []
         for arm in arms:
             completion = _ask(llm, prompt, arm=arm, bar=bar)
             table.add_row(*map(Text, _cells(arm, completion, key=prompt.key)))
+            if completion.attention.exact_because is not None:
+                notes.append(f"Stayed exact: {arm.label} ({completion.attention.exact_because})")
     console.print(table)
+    print(*notes, sep="\n", end="\n" if notes else "")
     print(f"{perf_counter() - began:.1f} s in all")
 
 
@@ -96,7 +100,8 @@ def _table(llm: "LLM", prompt: "PasskeyPrompt", *, width: int) -> Table:
         title=f"{llm.info.model_name}: the key {prompt.key} in {len(prompt.token_ids):,} tokens "
         f"({llm.info.isa}, threads: {llm.info.threads})",
         caption="Attention includes choosing the blocks; times per token are medians. Blocks read: "
-        "mean per token of the reply, layer and KV head. Density: share of the cache read.",
+        "mean per token of the reply, layer and KV head, whose query heads choose on their own. "
+        "Density: share of the cache read.",
     )
     table.add_column("attention", no_wrap=True)
     table.add_column("answer", no_wrap=True)

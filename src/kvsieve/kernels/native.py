@@ -209,7 +209,7 @@ class NativeBackend:
         return np.ascontiguousarray(out[:, : -(-end // segment.sparse.block_size)])
 
     def select(self, segment: Segment, layer: int, q: F32, *, scale: float) -> BlockLists | None:
-        """Blocks to read (selection.md sections 3, 4, 6); None where everything runs exactly."""
+        """Blocks to read (docs/selection.md, 3, 4, 6); None where everything runs exactly."""
         if segment.sparse is None:
             return None
         check_segment("select", segment)

@@ -1,4 +1,4 @@
-"""Rules of selection.md sections 2, 3, 4 and 6 that need no cache: scores, picks, gates, lists."""
+"""Rules of docs/selection.md, 2, 3, 4 and 6, without a cache: scores, picks, gates, lists."""
 
 import numpy as np
 import pytest

@@ -58,7 +58,7 @@ class Selector(ABC):
         """Blocks of one decoded query, ascending: guards, then the best scores.
 
         The guards are the last block, block 0 and the one before the last, in this order of
-        precedence. Ties go to the lower index. Selection.md, section 4.
+        precedence. Ties go to the lower index. docs/selection.md, section 4.
 
         Parameters
         ----------
@@ -142,7 +142,7 @@ def strided_scores(q: F32, k: F32, *, scale: float, block_size: int, num_probes:
     """Largest logit of evenly spaced keys of each block, ``f32 [Hq, R, Nb]``; see `Selector.score`.
 
     A block over ``[p0, p1)`` is sampled at ``p0, p0 + step, ... < p1`` with
-    ``step = max(1, (p1 - p0) // num_probes)``. Selection.md, section 3, step 1.
+    ``step = max(1, (p1 - p0) // num_probes)``. docs/selection.md, section 3, step 1.
     """
     num_q_heads, num_rows, head_dim = q.shape
     flat = np.ascontiguousarray(q).reshape(num_q_heads * num_rows, head_dim)

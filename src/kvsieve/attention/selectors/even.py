@@ -10,7 +10,7 @@ from kvsieve.types import F32
 class EvenSelector(Selector):
     """Score a block by the largest logit of `num_probes` evenly spaced keys; keep the guards.
 
-    Selection.md, section 4.
+    docs/selection.md, section 4.
     """
 
     num_probes: int = 8

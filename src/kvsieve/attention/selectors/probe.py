@@ -11,7 +11,8 @@ from kvsieve.types import F32, I32, I64
 class ProbeSelector(Selector):
     """Half of the budget for the blocks the prompt attended to most, the rest by probed keys.
 
-    Selection.md, section 3. In prefill there is no reserve and the rule is that of every selector.
+    In prefill there is no reserve and the rule is that of every selector. docs/selection.md,
+    section 3.
     """
 
     num_probes: int = 8

@@ -4,7 +4,7 @@ A list is read in *runs* of 16 blocks. Each run is a small attention from scratc
 maximum ``m``, the sum ``s`` of ``exp(logit - m)`` and the unnormalised output ``o``. Runs are
 merged in order, and the end result is ``o / s``. Nothing in a run depends on the other runs or on
 the other rows, so a row's bits are the same in a prompt, in decode and in any batch.
-Source: selection.md, section 1; kernels.md.
+Source: docs/selection.md, section 1.
 """
 
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 A projection multiplies int8 activations with 4- or 8-bit weights in groups of 32 inputs. Each
 group's dot product is an exact integer; groups are added in order with one fused step each,
-so a row gives the same bits alone or in a batch. Source: kernels.md; architecture.md, 3 and 6.
+so a row gives the same bits alone or in a batch. Source: docs/decisions, 3 and 6.
 """
 
 from dataclasses import dataclass

@@ -3,7 +3,7 @@
 The softmax scale is folded into q first. Over integer keys q becomes integers too (one scale per
 row and head), so a logit is an exact integer times one product of two scales: the same bits on
 every machine, which is why the chosen blocks are. Over float keys q stays float32.
-Source: selection.md, section 1.
+Source: docs/selection.md, section 1.
 """
 
 import numpy as np

@@ -8,7 +8,7 @@ Three forms, all symmetric around zero:
   positive, so that this value lands on -8, the end of the range with the extra step.
 
 Scales are float32, so tiny and huge values survive, and a row of zeros has scale 0. A number is
-reconstructed as ``value * scale``. Source: selection.md, section 1; kernels.md; KVQ-01.
+reconstructed as ``value * scale``. Source: docs/selection.md, section 1.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Selection for a segment of a cache: read the sampled keys, score, choose, write the lists.
 
-`selection` holds the rules; this module feeds them from pages. Source: selection.md, 2 to 6.
+`selection` holds the rules; this module feeds them from pages. Source: docs/selection.md, 2 to 6.
 """
 
 from dataclasses import dataclass

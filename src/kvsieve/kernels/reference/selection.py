@@ -10,7 +10,7 @@ few sampled keys go in, block numbers come out. In short,
 
 A selection block is ``block_size`` tokens, 32 or a multiple of it, counted from position 0; all
 scores, guards and budgets are in selection blocks. Every tie goes to the lower index. Nothing is
-random. Source: selection.md, sections 2 to 6.
+random. Source: docs/selection.md, sections 2 to 6.
 """
 
 from collections.abc import Sequence
