@@ -49,6 +49,7 @@ Attention::List Attention::list(const Segment& s, const Lists& lists, int head, 
 void Attention::plan(const std::vector<Segment>& segments, const std::vector<Lists>& lists) {
   items_.clear();
   merges_.clear();
+  for (Scratch& scratch : scratch_) scratch.took_part = false;
   size_t partial = 0;
   for (int i = 0; i < static_cast<int>(segments.size()); i++) {
     const Segment& s = segments[i];
@@ -173,14 +174,15 @@ void Attention::record_importance(List blocks, int rows, const float* m, const f
 void Attention::run(Worker& worker, const std::vector<Segment>& segments,
                     const std::vector<Lists>& lists, const FoldedQueries& queries, int layer,
                     float* out) {
-  if (worker.is_first()) plan(segments, lists);
-  std::vector<int64_t>& own = scratch_[worker.id()].importance;
-  std::fill(own.begin(), own.end(), 0);
-  worker.barrier();
+  worker.share(1, 1, [&](int64_t) { plan(segments, lists); });
   worker.share(static_cast<int64_t>(items_.size()), 1, [&](int64_t i) {
     const Item& item = items_[i];
     const Segment& s = segments[item.segment];
     Scratch& scratch = scratch_[worker.id()];
+    if (!scratch.took_part) {
+      std::fill(scratch.importance.begin(), scratch.importance.end(), 0);
+      scratch.took_part = true;
+    }
     if (s.is_prefill)
       attend_tile(s, lists[item.segment], queries, layer, item, out, scratch);
     else
@@ -195,11 +197,12 @@ void Attention::run(Worker& worker, const std::vector<Segment>& segments,
   for (size_t i = 0; i < segments.size(); i++) {
     const Segment& s = segments[i];
     if (!s.record_importance) continue;
-    // Integer sums: the order of threads cannot matter.
+    // Integer sums: the order of threads cannot matter. A thread that came late has none.
     worker.share(s.end(), 1024, [&](int64_t token) {
       for (const Scratch& scratch : scratch_)
-        s.importance[layer * s.importance_tokens + token] +=
-            scratch.importance[importance_at_[i] + token];
+        if (scratch.took_part)
+          s.importance[layer * s.importance_tokens + token] +=
+              scratch.importance[importance_at_[i] + token];
     });
   }
 }

@@ -13,6 +13,10 @@ int64_t now_ns() {
       .count();
 }
 
+// Phases of a layer: 12 of its own, and for each segment at most 1 to enter the cache, 2 to select
+// and 1 to sum importance.
+int num_phases(size_t segments) { return 12 + 4 * static_cast<int>(segments); }
+
 }  // namespace
 
 Activations Engine::ActivationBuffer::prepare(int rows, int cols) {
@@ -113,7 +117,7 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step)
   };
   const int64_t start = now_ns();
   int64_t before_select = 0, after_select = 0, after_attention = 0;
-  team_.run([&](Worker& worker) {
+  team_.run(num_phases(step.segments.size()), [&](Worker& worker) {
     norm_rows(worker, layer.attn_norm);
     project_all(worker, input, rows,
                 {{layer.q, q_.data(), q_width, false},
@@ -122,11 +126,11 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step)
     enter_cache(worker, step, index,
                 {heads, q_.data(), k_.data(), v_.data(), shape.attention_scale, &layer});
 
-    if (worker.is_first()) before_select = now_ns();
+    if (worker.is_caller()) before_select = now_ns();
     selection_.run(worker, segments, queries_, index);
-    if (worker.is_first()) after_select = now_ns();
+    if (worker.is_caller()) after_select = now_ns();
     attention_.run(worker, segments, selection_.lists(), queries_, index, attended.values);
-    if (worker.is_first()) after_attention = now_ns();
+    if (worker.is_caller()) after_attention = now_ns();
 
     worker.share(rows, 4,
                  [&](int64_t row) { kernels_.quantize_row(attended, static_cast<int>(row)); });
@@ -151,7 +155,7 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step)
 void Engine::project(const float* x, int rows, const Weight& weight, float* y) {
   const Activations input = input_.prepare(rows, weight.view().cols);
   std::memcpy(input.values, x, sizeof(float) * rows * input.cols);
-  team_.run([&](Worker& worker) {
+  team_.run(2, [&](Worker& worker) {
     worker.share(rows, 4,
                  [&](int64_t row) { kernels_.quantize_row(input, static_cast<int>(row)); });
     project_all(worker, input, rows, {{&weight, y, weight.view().rows, false}});
@@ -162,7 +166,7 @@ bool Engine::append(Step& step, int layer, float* k, const float* v) {
   non_finite_.store(false);
   const Segment& s = step.segments[0];
   const HeadShape shape{0, s.num_kv_heads, s.layout.head_dim};
-  team_.run([&](Worker& worker) {
+  team_.run(num_phases(step.segments.size()), [&](Worker& worker) {
     enter_cache(worker, step, layer, {shape, nullptr, k, v, 0.0f, nullptr});
   });
   return !non_finite_.load();
@@ -173,7 +177,7 @@ bool Engine::fold(Step& step, HeadShape shape, float* q, float scale) {
   selection_.prepare(shape, step.segments);
   attention_.prepare(shape, step.segments);
   non_finite_.store(false);
-  team_.run([&](Worker& worker) {
+  team_.run(num_phases(step.segments.size()), [&](Worker& worker) {
     enter_cache(worker, step, 0, {shape, q, nullptr, nullptr, scale, nullptr});
   });
   return !non_finite_.load();
@@ -183,7 +187,7 @@ bool Engine::score(Step& step, HeadShape shape, int layer, float* q, float scale
                    int stride) {
   if (!fold(step, shape, q, scale)) return false;
   const Segment& s = step.segments[0];
-  team_.run([&](Worker& worker) {
+  team_.run(num_phases(step.segments.size()), [&](Worker& worker) {
     worker.share(shape.num_q_heads, 1, [&](int64_t head) {
       const int h = static_cast<int>(head);
       selection_.score(s, layer, h / shape.group_size(), queries_.view(s, 0, h, true), 1, s.end(),
@@ -195,15 +199,17 @@ bool Engine::score(Step& step, HeadShape shape, int layer, float* q, float scale
 
 bool Engine::select(Step& step, HeadShape shape, int layer, float* q, float scale) {
   if (!fold(step, shape, q, scale)) return false;
-  team_.run([&](Worker& worker) { selection_.run(worker, step.segments, queries_, layer); });
+  team_.run(num_phases(step.segments.size()),
+            [&](Worker& worker) { selection_.run(worker, step.segments, queries_, layer); });
   return true;
 }
 
 bool Engine::attend(Step& step, HeadShape shape, int layer, float* q, float scale,
                     const std::vector<Lists>& lists, float* out) {
   if (!fold(step, shape, q, scale)) return false;
-  team_.run(
-      [&](Worker& worker) { attention_.run(worker, step.segments, lists, queries_, layer, out); });
+  team_.run(num_phases(step.segments.size()), [&](Worker& worker) {
+    attention_.run(worker, step.segments, lists, queries_, layer, out);
+  });
   return true;
 }
 

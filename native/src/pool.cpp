@@ -10,7 +10,7 @@ namespace {
 
 // Polls this often before sleeping: a layer's phases are a few microseconds apart. With more
 // threads than cores the one waited for may need this very core, so sleep soon.
-constexpr int kBarrierPolls = 2000;
+constexpr int kPolls = 2000;
 constexpr int kCrowdedPolls = 20;
 // Between two layers Python runs for about a microsecond, between two tokens for some ten.
 constexpr int kIdlePolls = 20000;
@@ -27,9 +27,8 @@ inline void pause() {
 
 Team::Team(int threads)
     : size_(threads),
-      barrier_polls_(threads > static_cast<int>(std::thread::hardware_concurrency())
-                         ? kCrowdedPolls
-                         : kBarrierPolls) {
+      polls_(threads > static_cast<int>(std::thread::hardware_concurrency()) ? kCrowdedPolls
+                                                                             : kPolls) {
   for (int id = 1; id < size_; id++) threads_.emplace_back([this, id] { wait_for_jobs(id); });
 }
 
@@ -40,16 +39,26 @@ Team::~Team() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void Team::run(const std::function<void(Worker&)>& job) {
+void Team::run(int phases, const std::function<void(Worker&)>& job) {
+  if (phases > num_phases_) {
+    phases_ = std::make_unique<Phase[]>(phases);
+    num_phases_ = phases;
+  }
+  for (int i = 0; i < phases; i++) {
+    phases_[i].next.store(0, std::memory_order_relaxed);
+    phases_[i].done.store(0, std::memory_order_relaxed);
+  }
   job_ = &job;
-  for (Counter& counter : counters_) counter.next.store(0);
   if (size_ > 1) {
+    open_.store(true);
     generation_.fetch_add(1);
     generation_.notify_all();
   }
   Worker worker(*this, 0);
   job(worker);
-  worker.barrier();
+  // Nobody may enter from here on, and whoever is inside must leave before `job` goes away.
+  open_.store(false);
+  wait_for(inside_, 0);
 }
 
 void Team::wait_for_jobs(int id) {
@@ -59,26 +68,21 @@ void Team::wait_for_jobs(int id) {
     generation_.wait(seen);
     seen = generation_.load();
     if (stop_) return;
-    Worker worker(*this, id);
-    (*job_)(worker);
-    worker.barrier();
+    inside_.fetch_add(1);
+    if (open_.load()) {
+      Worker worker(*this, id);
+      (*job_)(worker);
+    }
+    if (inside_.fetch_sub(1) == 1) inside_.notify_all();
   }
 }
 
-void Worker::barrier() {
-  if (team_.size_ == 1) return;
-  const uint32_t phase = team_.barrier_phase_.load();
-  if (team_.arrived_.fetch_add(1) + 1 == team_.size_) {
-    team_.arrived_.store(0);
-    team_.barrier_phase_.fetch_add(1);
-    team_.barrier_phase_.notify_all();
-    return;
-  }
-  for (int poll = 0; poll < team_.barrier_polls_; poll++) {
-    if (team_.barrier_phase_.load() != phase) return;
+void Team::wait_for(std::atomic<int32_t>& value, int32_t wanted) const {
+  for (int poll = 0; poll < polls_; poll++) {
+    if (value.load() == wanted) return;
     pause();
   }
-  team_.barrier_phase_.wait(phase);
+  for (int32_t now = value.load(); now != wanted; now = value.load()) value.wait(now);
 }
 
 }  // namespace kvsieve

@@ -26,6 +26,7 @@ class Attention {
     Buffer<float> run_max;            // [run][row of the tile]
     Buffer<int32_t> importance_run;   // one run's tokens
     std::vector<int64_t> importance;  // every recording segment's tokens, one after the other
+    bool took_part = false;           // in the layer at hand
   };
   // A unit of work: one run of a decode list for the rows that share it, or one prompt tile of one
   // query head.

@@ -8,6 +8,14 @@
 #include <cstddef>
 #include <cstdint>
 
+// Before a loop over rows or vectors whose count is a template constant: sums must stay in
+// registers. Left alone, GCC 12 keeps the loop over rows and its sums in memory (-35 % in prefill).
+#if defined(__clang__)
+#define KVSIEVE_UNROLL _Pragma("unroll")
+#else
+#define KVSIEVE_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 namespace kvsieve {
 
 constexpr int kBlock = 32;      // tokens per cache page: 2 vectors of 16 lanes

@@ -24,10 +24,12 @@ static inline void integer_logits(const uint8_t* keys, const float* scales, int 
                                   const Queries& q, int group, bool first, float* out, int stride) {
   I a[R][2];
   const int8_t* codes = q.codes + group * kGroup;  // q8 has one group, starting at 0
+  KVSIEVE_UNROLL
   for (int r = 0; r < R; r++)
     a[r][0] = a[r][1] = i_set1(-offset * q.codes_sum[r * q.sum_stride + group]);
   for (int c = 0; c < chunks; c++) {
     B k0 = b_load(keys + c * 128), k1 = b_load(keys + c * 128 + 64);
+    KVSIEVE_UNROLL
     for (int r = 0; r < R; r++) {
       B x = b_broadcast4(codes + static_cast<ptrdiff_t>(r) * q.stride + c * 4);
       if constexpr (kNibbles) {
@@ -40,8 +42,10 @@ static inline void integer_logits(const uint8_t* keys, const float* scales, int 
     }
   }
   F s[2] = {f_load(scales), f_load(scales + 16)};
+  KVSIEVE_UNROLL
   for (int r = 0; r < R; r++) {
     F q_scale = f_set1(q.scale[r * q.scale_stride]);
+    KVSIEVE_UNROLL
     for (int half = 0; half < 2; half++) {
       float* at = out + static_cast<ptrdiff_t>(r) * stride + half * 16;
       F x = to_float(a[r][half]), scale = s[half] * q_scale;
@@ -54,18 +58,21 @@ template <int R>
 static inline void float_logits(const uint8_t* page, bool half_precision, int head_dim,
                                 const Queries& q, float* out, int stride) {
   F a[R][2];
+  KVSIEVE_UNROLL
   for (int r = 0; r < R; r++) a[r][0] = a[r][1] = f_zero();
   const float* wide = reinterpret_cast<const float*>(page);
   const uint16_t* narrow = reinterpret_cast<const uint16_t*>(page);
   for (int d = 0; d < head_dim; d++) {
     F k0 = half_precision ? f_load_f16(narrow + d * kBlock) : f_load(wide + d * kBlock);
     F k1 = half_precision ? f_load_f16(narrow + d * kBlock + 16) : f_load(wide + d * kBlock + 16);
+    KVSIEVE_UNROLL
     for (int r = 0; r < R; r++) {
       F x = f_set1(q.values[static_cast<ptrdiff_t>(r) * q.stride + d]);
       a[r][0] = f_fma(k0, x, a[r][0]);
       a[r][1] = f_fma(k1, x, a[r][1]);
     }
   }
+  KVSIEVE_UNROLL
   for (int r = 0; r < R; r++) {
     f_store(out + static_cast<ptrdiff_t>(r) * stride, a[r][0]);
     f_store(out + static_cast<ptrdiff_t>(r) * stride + 16, a[r][1]);
@@ -81,12 +88,12 @@ static void page_logits_rows(const PageLayout& layout, const uint8_t* page, cons
     integer_logits<R, false>(page, scales, d / 4, 128, q, 0, true, out, stride);
   } else if (layout.k_type == CacheType::q4) {
     alignas(64) uint8_t codes[kMaxHeadDim / 4 * 128];
-    for (int c = 0; c < d / 8; c++)
-      for (int half = 0; half < 2; half++) {
-        B packed = b_load(page + c * 128 + half * 64);
-        b_store(codes + c * 128 + half * 64, b_low_nibbles(packed));
-        b_store(codes + (c + d / 8) * 128 + half * 64, b_high_nibbles(packed));
-      }
+    for (int c = 0; c < d / 8; c++) KVSIEVE_UNROLL
+    for (int half = 0; half < 2; half++) {
+      B packed = b_load(page + c * 128 + half * 64);
+      b_store(codes + c * 128 + half * 64, b_low_nibbles(packed));
+      b_store(codes + (c + d / 8) * 128 + half * 64, b_high_nibbles(packed));
+    }
     for (int g = 0; g < d / kGroup; g++)
       integer_logits<R, true>(codes + g * 8 * 128, scales + g * kBlock, 8, 8, q, g, g == 0, out,
                               stride);
@@ -132,20 +139,25 @@ static inline void index_scores_rows(const uint8_t* record, int entries, int hea
                                      const Queries& q, float* out, int stride) {
   const float* scales = reinterpret_cast<const float*>(record + entries * head_dim * kIndexLanes);
   F best[R];
+  KVSIEVE_UNROLL
   for (int r = 0; r < R; r++) best[r] = f_set1(kMinusInfinity);
   for (int e = 0; e < entries; e++) {
     const uint8_t* keys = record + static_cast<ptrdiff_t>(e) * head_dim * kIndexLanes;
     I a[R];
+    KVSIEVE_UNROLL
     for (int r = 0; r < R; r++) a[r] = i_set1(-128 * q.codes_sum[r * q.sum_stride]);
     for (int c = 0; c < head_dim / 4; c++) {
       B k = b_load(keys + c * 64);
+      KVSIEVE_UNROLL
       for (int r = 0; r < R; r++)
         a[r] = dot4(a[r], k, b_broadcast4(q.codes + static_cast<ptrdiff_t>(r) * q.stride + c * 4));
     }
     F scale = f_load(scales + e * kIndexLanes);
+    KVSIEVE_UNROLL
     for (int r = 0; r < R; r++)
       best[r] = f_max(to_float(a[r]) * (scale * f_set1(q.scale[r * q.scale_stride])), best[r]);
   }
+  KVSIEVE_UNROLL
   for (int r = 0; r < R; r++) f_store(out + static_cast<ptrdiff_t>(r) * stride, best[r]);
 }
 
@@ -165,6 +177,7 @@ static inline void softmax_row(const RunArgs& a, int row) {
   F largest = f_set1(kMinusInfinity);
   for (int p = 0; p < a.num_pages; p++) {
     const int n = visible_in_page(a.visible[row], a.blocks[p]);
+    KVSIEVE_UNROLL
     for (int half = 0; half < 2; half++) {
       float* at = x + p * kBlock + half * 16;
       F v = f_load(at);
@@ -211,10 +224,9 @@ static inline void quantize_probabilities(const RunArgs& a, int row, int group, 
   F top = f_load(largest), tiny = f_set1(0x1p-100f);
   f_store(inverse, f_where_gt(top, tiny, f_set1(255.0f) / f_max(top, tiny), f_zero()));
   f_store(factor, top / f_set1(255.0f));
-  for (int i = 0; i < a.num_pages; i++)
-    for (int half = 0; half < 2; half++)
-      store_u8(codes + i * kBlock + half * 16,
-               round_to_int(weighted(i, half) * f_set1(inverse[i])));
+  for (int i = 0; i < a.num_pages; i++) KVSIEVE_UNROLL
+  for (int half = 0; half < 2; half++)
+    store_u8(codes + i * kBlock + half * 16, round_to_int(weighted(i, half) * f_set1(inverse[i])));
 }
 
 // o[R][N x 16 channels] += factor * (codes . values) for one page.
@@ -223,22 +235,27 @@ static inline void integer_values(const uint8_t* values, int head_dim, int chann
                                   const uint8_t* codes, int codes_stride, const float* factors,
                                   int factors_stride, float* o) {
   I acc[R][N];
-  for (int r = 0; r < R; r++)
-    for (int n = 0; n < N; n++) acc[r][n] = i_zero();
+  KVSIEVE_UNROLL
+  for (int r = 0; r < R; r++) KVSIEVE_UNROLL
+  for (int n = 0; n < N; n++) acc[r][n] = i_zero();
   for (int t = 0; t < kBlock / 4; t++) {
     B v[N];
+    KVSIEVE_UNROLL
     for (int n = 0; n < N; n++)
       v[n] = b_load(values + (static_cast<ptrdiff_t>(t) * head_dim + channel + n * 16) * 4);
+    KVSIEVE_UNROLL
     for (int r = 0; r < R; r++) {
       B p = b_broadcast4(codes + static_cast<ptrdiff_t>(r) * codes_stride + t * 4);
+      KVSIEVE_UNROLL
       for (int n = 0; n < N; n++) acc[r][n] = dot4(acc[r][n], p, v[n]);
     }
   }
-  for (int r = 0; r < R; r++)
-    for (int n = 0; n < N; n++) {
-      float* at = o + static_cast<ptrdiff_t>(r) * head_dim + channel + n * 16;
-      f_store(at, f_fma(to_float(acc[r][n]), f_set1(factors[r * factors_stride]), f_load(at)));
-    }
+  KVSIEVE_UNROLL
+  for (int r = 0; r < R; r++) KVSIEVE_UNROLL
+  for (int n = 0; n < N; n++) {
+    float* at = o + static_cast<ptrdiff_t>(r) * head_dim + channel + n * 16;
+    f_store(at, f_fma(to_float(acc[r][n]), f_set1(factors[r * factors_stride]), f_load(at)));
+  }
 }
 
 // q4 values of a page as signed bytes in the q8 order, each token's scale sign applied.
@@ -266,6 +283,7 @@ static void integer_values_run(const RunArgs& a, int row) {
   const PageLayout& layout = *a.layout;
   const int d = layout.head_dim, groups = layout.v_groups(), width = d / groups;
   alignas(64) float factors[R][kMaxScaleGroups][kRunBlocks];
+  KVSIEVE_UNROLL
   for (int r = 0; r < R; r++)
     for (int g = 0; g < groups; g++) quantize_probabilities(a, row + r, g, factors[r][g]);
   float* o = a.o + static_cast<ptrdiff_t>(row) * d;

@@ -32,11 +32,14 @@ static inline void quantized_tile(const WeightView& w, const Activations& x, int
   const int8_t* xc = x.codes + static_cast<size_t>(row) * x.cols;
   const size_t first_group = static_cast<size_t>(row) * groups;
   F acc[R];
+  KVSIEVE_UNROLL
   for (int r = 0; r < R; r++) acc[r] = f_zero();
   for (int g = 0; g < groups; g++) {
     B u[8];
+    KVSIEVE_UNROLL
     for (int i = 0; i < (kFourBit ? 4 : 8); i++) u[i] = b_load(codes + g * kGroupBytes + i * 64);
     if constexpr (kFourBit) {
+      KVSIEVE_UNROLL
       for (int i = 0; i < 4; i++) {
         u[i + 4] = b_high_nibbles(u[i]);
         u[i] = b_low_nibbles(u[i]);
@@ -44,10 +47,13 @@ static inline void quantized_tile(const WeightView& w, const Activations& x, int
     }
     F scale = f_load_f16(d + g * kPanel);
     F offset = kHasM ? f_load_f16(m + g * kPanel) : f_zero();
+    KVSIEVE_UNROLL
     for (int r = 0; r < R; r++) {
       const size_t at = first_group + static_cast<size_t>(r) * groups + g;
       const int8_t* c = xc + static_cast<size_t>(r) * x.cols + g * kGroup;
+      // Two chains of sums: with one, the rows do not quite hide its latency (-5 % on Zen 4).
       I a = kHasM ? i_zero() : i_set1(-w.offset * x.codes_sum[at]), b = i_zero();
+      KVSIEVE_UNROLL
       for (int i = 0; i < 8; i += 2) {
         if constexpr (kFourBit) {
           a = dot4_nibble(a, u[i], b_broadcast4(c + 4 * i));
@@ -62,6 +68,7 @@ static inline void quantized_tile(const WeightView& w, const Activations& x, int
     }
   }
   const int lanes = w.rows - panel * kPanel < kPanel ? w.rows - panel * kPanel : kPanel;
+  KVSIEVE_UNROLL
   for (int r = 0; r < R; r++)
     store_outputs(y + static_cast<size_t>(row + r) * y_stride + panel * kPanel, acc[r], lanes, add);
 }
@@ -71,13 +78,16 @@ static inline void f32_tile(const WeightView& w, const Activations& x, int row, 
                             int y_stride, bool add) {
   const float* values = w.values + static_cast<size_t>(panel) * w.cols * kPanel;
   F acc[R];
+  KVSIEVE_UNROLL
   for (int r = 0; r < R; r++) acc[r] = f_zero();
   for (int i = 0; i < w.cols; i++) {
     F column = f_load(values + static_cast<size_t>(i) * kPanel);
+    KVSIEVE_UNROLL
     for (int r = 0; r < R; r++)
       acc[r] = f_fma(column, f_set1(x.values[static_cast<size_t>(row + r) * x.cols + i]), acc[r]);
   }
   const int lanes = w.rows - panel * kPanel < kPanel ? w.rows - panel * kPanel : kPanel;
+  KVSIEVE_UNROLL
   for (int r = 0; r < R; r++)
     store_outputs(y + static_cast<size_t>(row + r) * y_stride + panel * kPanel, acc[r], lanes, add);
 }
