@@ -69,7 +69,7 @@ find_python() {
   case $missing in
     venv) die "$found has no venv module; install it, e.g.: apt install python3-venv python3-dev" ;;
     headers) die "$found has no C headers (Python.h); install them, e.g.: apt install python3-dev" ;;
-    *) die "no Python 3.10 or newer on PATH; install one, e.g.: apt install python3 python3-venv python3-dev" ;;
+    *) die "no Python 3.10 or newer ${PYTHON:+at PYTHON=}${PYTHON:-on PATH}; install one, e.g.: apt install python3 python3-venv python3-dev" ;;
   esac
 }
 
