@@ -218,10 +218,12 @@ static inline void quantize_probabilities(const RunArgs& a, int row, int group, 
     // Whatever lies behind the last token must not enter, not even times zero: it may be NaN.
     return lanes < 16 ? f_keep_first(w, lanes > 0 ? lanes : 0, f_zero()) : w;
   };
-  alignas(64) float largest[kRunBlocks] = {}, inverse[kRunBlocks];
+  // A vector of candidates per page; one reduction for all 16 pages instead of one for each.
+  alignas(64) float candidates[kRunBlocks][16], inverse[kRunBlocks];
   for (int i = 0; i < a.num_pages; i++)
-    largest[i] = f_reduce_max(f_max(weighted(i, 0), weighted(i, 1)));
-  F top = f_load(largest), tiny = f_set1(0x1p-100f);
+    f_store(candidates[i], f_max(weighted(i, 0), weighted(i, 1)));
+  for (int i = a.num_pages; i < kRunBlocks; i++) f_store(candidates[i], f_zero());
+  F top = f_reduce_max_rows(candidates), tiny = f_set1(0x1p-100f);
   f_store(inverse, f_where_gt(top, tiny, f_set1(255.0f) / f_max(top, tiny), f_zero()));
   f_store(factor, top / f_set1(255.0f));
   for (int i = 0; i < a.num_pages; i++) KVSIEVE_UNROLL

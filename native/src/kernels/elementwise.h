@@ -9,13 +9,11 @@ namespace kvsieve::KVSIEVE_TARGET {
 
 // e^x, relative error below 2e-7; 0 below -87, e^88 above 88. The only exponential in the core.
 static inline F f_exp(F x) {
-  const F floor = f_set1(-87.0f);
-  F clamped = f_where_gt(x, f_set1(88.0f), f_set1(88.0f), f_max(x, floor));
-  I n = round_to_int(clamped * f_set1(1.44269504f));
-  F nf = to_float(n);
+  x = f_min(x, f_set1(88.0f));
+  F n = f_round(x * f_set1(1.44269504f));
   // x - n ln 2 in two steps: 0.693359375 has 9 bits, so n times it is exact.
-  F r = f_fma(nf, f_set1(-0.693359375f), clamped);
-  r = f_fma(nf, f_set1(2.12194440e-4f), r);
+  F r = f_fma(n, f_set1(-0.693359375f), x);
+  r = f_fma(n, f_set1(2.12194440e-4f), r);
   F p = f_set1(1.0f / 720);
   p = f_fma(p, r, f_set1(1.0f / 120));
   p = f_fma(p, r, f_set1(1.0f / 24));
@@ -23,7 +21,7 @@ static inline F f_exp(F x) {
   p = f_fma(p, r, f_set1(0.5f));
   p = f_fma(p, r, f_set1(1.0f));
   p = f_fma(p, r, f_set1(1.0f));
-  return f_where_gt(floor, x, f_zero(), p * i_as_exponent(n));
+  return f_where_gt(f_set1(-87.0f), x, f_zero(), f_scale(p, n));
 }
 
 static float exp_one(float x) {

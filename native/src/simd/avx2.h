@@ -59,6 +59,16 @@ static inline F f_fma(F a, F b, F c) {
   return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
 static inline F f_max(F a, F b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+static inline F f_min(F a, F b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+static inline F f_round(F a) {
+  constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(a.lo, kMode), _mm256_round_ps(a.hi, kMode)};
+}
+static inline __m256 scale_half(__m256 a, __m256 n) {
+  __m256i bits = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+  return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(bits, 23)));
+}
+static inline F f_scale(F a, F n) { return {scale_half(a.lo, n.lo), scale_half(a.hi, n.hi)}; }
 static inline F f_abs(F a) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
   return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
@@ -83,6 +93,12 @@ static inline float f_reduce_max(F a) {
   return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
 }
 
+static inline F f_reduce_max_rows(const float (*rows)[16]) {
+  alignas(32) float largest[16];
+  for (int i = 0; i < 16; i++) largest[i] = f_reduce_max(f_load(rows[i]));
+  return f_load(largest);
+}
+
 static inline I i_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 static inline I i_set1(int x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 static inline I operator+(I a, I b) {
@@ -105,11 +121,6 @@ static inline void i_store(int32_t* p, I a) {
 static inline F to_float(I a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
 static inline I round_to_int(F a) {  // MXCSR is left at its default: to nearest, half to even
   return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)};
-}
-static inline F i_as_exponent(I n) {
-  const __m256i bias = _mm256_set1_epi32(127);
-  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.lo, bias), 23)),
-          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.hi, bias), 23))};
 }
 static inline __m256i pack_words(I a) {  // 16 lanes to 16 words, in order
   return _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xd8);

@@ -40,6 +40,11 @@ static inline F operator*(F a, F b) { return {_mm512_mul_ps(a.v, b.v)}; }
 static inline F operator/(F a, F b) { return {_mm512_div_ps(a.v, b.v)}; }
 static inline F f_fma(F a, F b, F c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 static inline F f_max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
+static inline F f_min(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
+static inline F f_round(F a) {
+  return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+static inline F f_scale(F a, F n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 static inline F f_abs(F a) { return {_mm512_abs_ps(a.v)}; }
 static inline F f_keep_first(F a, int n, F fill) {
   return {_mm512_mask_blend_ps(first_lanes(n), fill.v, a.v)};
@@ -54,6 +59,27 @@ static inline float f_reduce_add(F a) {
   return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
 }
 static inline float f_reduce_max(F a) { return _mm512_reduce_max_ps(a.v); }
+// Two rows in, their halves folded: (a.lo max a.hi, b.lo max b.hi), and so on down to one lane
+// each.
+static inline F f_reduce_max_rows(const float (*rows)[16]) {
+  __m512 quarters[4];
+  for (int e = 0; e < 4; e++) {
+    __m512 eights[2];
+    for (int i = 0; i < 2; i++) {
+      __m512 a = _mm512_loadu_ps(rows[8 * i + e]), b = _mm512_loadu_ps(rows[8 * i + e + 4]);
+      eights[i] = _mm512_max_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    }
+    quarters[e] = _mm512_max_ps(_mm512_shuffle_f32x4(eights[0], eights[1], 0x88),
+                                _mm512_shuffle_f32x4(eights[0], eights[1], 0xdd));
+  }
+  __m512 pairs[2];
+  for (int i = 0; i < 2; i++) {
+    __m512 a = quarters[2 * i], b = quarters[2 * i + 1];
+    pairs[i] = _mm512_max_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+  }
+  return {_mm512_max_ps(_mm512_shuffle_ps(pairs[0], pairs[1], 0x88),
+                        _mm512_shuffle_ps(pairs[0], pairs[1], 0xdd))};
+}
 
 static inline I i_zero() { return {_mm512_setzero_si512()}; }
 static inline I i_set1(int x) { return {_mm512_set1_epi32(x)}; }
@@ -64,10 +90,6 @@ static inline void i_store(int32_t* p, I a) { _mm512_storeu_si512(p, a.v); }
 static inline F to_float(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 static inline I round_to_int(F a) {
   return {_mm512_cvt_roundps_epi32(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
-}
-static inline F i_as_exponent(I n) {  // 2^n for -126 <= n <= 127
-  return {
-      _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n.v, _mm512_set1_epi32(127)), 23))};
 }
 static inline void store_i8(int8_t* p, I a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a.v));

@@ -42,6 +42,13 @@ static inline F operator*(F a, F b) { KVSIEVE_LANES(F, a.v[i] * b.v[i]); }
 static inline F operator/(F a, F b) { KVSIEVE_LANES(F, a.v[i] / b.v[i]); }
 static inline F f_fma(F a, F b, F c) { KVSIEVE_LANES(F, std::fma(a.v[i], b.v[i], c.v[i])); }
 static inline F f_max(F a, F b) { KVSIEVE_LANES(F, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+static inline F f_min(F a, F b) { KVSIEVE_LANES(F, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+static inline F f_round(F a) { KVSIEVE_LANES(F, std::nearbyintf(a.v[i])); }  // half to even
+// a * 2^n for whole -126 <= n <= 127; elsewhere anything, but no trap.
+static inline F f_scale(F a, F n) {
+  KVSIEVE_LANES(
+      F, n.v[i] >= -126 && n.v[i] <= 127 ? std::ldexp(a.v[i], static_cast<int>(n.v[i])) : 0.0f);
+}
 static inline F f_abs(F a) { KVSIEVE_LANES(F, std::fabs(a.v[i])); }
 static inline F f_keep_first(F a, int n, F fill) { KVSIEVE_LANES(F, i < n ? a.v[i] : fill.v[i]); }
 static inline F f_where_gt(F a, F b, F yes, F no) {
@@ -59,6 +66,11 @@ static inline float f_reduce_max(F a) {
   return a.v[0];
 }
 
+// Lane i: the maximum of row i.
+static inline F f_reduce_max_rows(const float (*rows)[16]) {
+  KVSIEVE_LANES(F, f_reduce_max(f_load(rows[i])));
+}
+
 static inline I i_set1(int x) { KVSIEVE_LANES(I, x); }
 static inline I i_zero() { return i_set1(0); }
 static inline I operator+(I a, I b) { KVSIEVE_LANES(I, a.v[i] + b.v[i]); }
@@ -70,14 +82,6 @@ static inline void i_store(int32_t* p, I a) {
 static inline F to_float(I a) { KVSIEVE_LANES(F, static_cast<float>(a.v[i])); }
 static inline I round_to_int(F a) {  // half to even; values are within int32
   KVSIEVE_LANES(I, static_cast<int32_t>(std::nearbyintf(a.v[i])));
-}
-static inline F i_as_exponent(I n) {  // 2^n for -126 <= n <= 127
-  F r;
-  for (int i = 0; i < 16; i++) {
-    uint32_t bits = static_cast<uint32_t>(n.v[i] + 127) << 23;
-    __builtin_memcpy(&r.v[i], &bits, 4);
-  }
-  return r;
 }
 static inline void store_i8(int8_t* p, I a) {  // saturating
   for (int i = 0; i < 16; i++)
