@@ -174,12 +174,15 @@ class TestErrors:
             ({"importance": np.full(100, np.nan)}, NumericalError, "importance: expected finite"),
             ({"prompt_len": 0}, ConfigError, "prompt_len: expected a positive integer, got 0"),
             ({"scale": np.inf}, ConfigError, "scale: expected a finite number"),
+            ({"sparse": None}, ConfigError, "sparse: expected SparseAttention, got None"),
         ],
     )
     def test_options(self, options: dict[str, Any], error: type[Exception], message: str) -> None:
         with pytest.raises(error, match=rf"\[select_blocks\] {message}"):
             select_blocks(
-                integers(0, 2, 1, 4), integers(1, 1, 100, 4), sparse=SparseAttention(), **options
+                integers(0, 2, 1, 4),
+                integers(1, 1, 100, 4),
+                **{"sparse": SparseAttention(), **options},
             )
 
     def test_heads_that_do_not_divide(self) -> None:

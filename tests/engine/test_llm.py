@@ -338,7 +338,7 @@ def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(llm: LLM):
         small.generate(make_ids(41))
 
 
-@pytest.mark.parametrize("ids", [[3, -1], [3, 10**6], [[3]], [1.5], ["a"]])
+@pytest.mark.parametrize("ids", [[3, -1], [3, 10**6], [[3]], [1.5], ["a"], None, 7])
 def test_bad_token_ids_are_refused_before_anything_runs(llm: LLM, ids: Any):
     with pytest.raises(ConfigError, match=r"\[LLM\] prompt: expected"):
         llm.stream(ids)
@@ -357,10 +357,36 @@ def test_an_empty_prompt_without_bos(tmp_path: Path):
         LLM(path, backend="reference").generate("")
 
 
-@pytest.mark.parametrize("cache_type", ["q5_1", ("q8_0",), ("q8_0", "int8")])
+@pytest.mark.parametrize("cache_type", ["q5_1", ("q8_0",), ("q8_0", "int8"), 8, None])
 def test_unknown_cache_types(model: Path, cache_type: Any):
     with pytest.raises(ConfigError, match="cache_type: expected one of f32, f16, q8_0, q4_0"):
         LLM(model, backend="reference", cache_type=cache_type)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sparse": "even"}, "sparse: expected SparseAttention or None"),
+        ({"sparse": True}, "sparse: expected SparseAttention or None"),
+        ({"threads": "2"}, "threads: expected at least 1, got '2'"),
+        ({"threads": 1.5}, "threads: expected at least 1, got 1.5"),
+        ({"ctx_size": 40.5}, "ctx_size: expected 1 to 256 tokens, .* got 40.5"),
+        ({"ctx_size": -1}, "ctx_size: expected 1 to 256 tokens, .* got -1"),
+        ({"prefill_chunk": 33.5}, "prefill_chunk: expected at least 1 token, got 33.5"),
+        ({"prefill_chunk": 0}, "prefill_chunk: expected at least 1 token, got 0"),
+        ({"backend": "gpu"}, "backend: expected one of native, reference, got 'gpu'"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(model: Path, options: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        LLM(model, **{"backend": "reference", **options})
+
+
+def test_wrong_arguments_of_a_call_are_refused_by_name(llm: LLM):
+    with pytest.raises(ConfigError, match=r"sparse: expected SparseAttention or None .* got True"):
+        llm.stream("text", sparse=True)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"params: expected SamplingParams, got \{'max"):
+        llm.stream("text", {"max_tokens": 3})  # type: ignore[arg-type]
 
 
 def test_logits_need_a_prompt(llm: LLM):

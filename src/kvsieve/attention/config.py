@@ -10,6 +10,9 @@ SelectorName = Literal["probe", "even"]
 Share = Literal["head", "group"]
 Phase = Literal["both", "prefill", "decode"]
 
+LARGEST = 2**31 - 1
+"""Of every number here: the kernels count in 32 bits."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SparseAttention:
@@ -60,9 +63,11 @@ class SparseAttention:
 
 
 def _check_int(name: str, value: object, *, minimum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**31:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= LARGEST:
+        too_large = isinstance(value, int) and value > LARGEST
+        limit = f"at most {LARGEST}" if too_large else f"at least {minimum}"
         raise ConfigError(
-            f"[SparseAttention] {name}: expected an integer of at least {minimum}, got {value!r}"
+            f"[SparseAttention] {name}: expected an integer of {limit}, got {value!r}"
         )
 
 

@@ -86,6 +86,8 @@ def select_blocks(
     docs/selection.md, sections 2 to 6. Under `sparse.block_size` > 32 blocks are chosen in aligned
     groups and listed as the blocks of 32 that they are made of.
     """
+    if not isinstance(sparse, SparseAttention):
+        raise ConfigError(f"[select_blocks] sparse: expected SparseAttention, got {sparse!r}")
     shape = attention_shape("select_blocks", q, k)
     factor = softmax_scale("select_blocks", scale, shape.head_dim)
     q32, k32 = as_float("select_blocks", "q", q), as_float("select_blocks", "k", k)

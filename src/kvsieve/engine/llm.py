@@ -67,7 +67,7 @@ class LLM:
         isa: str | None = None,
         prefill_chunk: int = 512,
     ) -> None:
-        self.sparse = sparse
+        self.sparse = _checked_sparse(sparse)
         scheduler = Scheduler(prefill_chunk=prefill_chunk)
         cache_types = _cache_types(cache_type)
         path = resolve_model(model)
@@ -169,6 +169,8 @@ class LLM:
         """
         ids = self._prompt_ids(prompt)
         params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise ConfigError(f"[LLM] params: expected SamplingParams, got {params!r}")
         # The last token generated is never read back, so it needs no place in the context.
         room = self.ctx_size - len(ids) + 1
         max_new_tokens = min(params.max_tokens, room)
@@ -242,6 +244,8 @@ class LLM:
     # -- preparing a sequence -----------------------------------------------------------------
     def _prompt_ids(self, prompt: str | Items[int]) -> I32:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        if not isinstance(ids, (Items, np.ndarray)):
+            raise ConfigError(f"[LLM] prompt: expected text or a list of token ids, got {ids!r}")
         if len(ids) == 0:
             if self.tokenizer.bos_id is None:
                 raise ConfigError(
@@ -256,7 +260,7 @@ class LLM:
         return _checked_ids(ids, self.config.vocab_size)
 
     def _sequence(self, ids: I32, choice: SparseChoice, *, max_tokens: int) -> Sequence:
-        sparse = self.sparse if choice is UNSET else choice
+        sparse = self.sparse if choice is UNSET else _checked_sparse(choice)
         index_layout = None
         keeps_importance = False
         if sparse is not None and can_be_sparse(sparse, max_tokens=max_tokens):
@@ -276,14 +280,20 @@ class LLM:
         return Sequence(prompt_ids=ids, cache=cache, sparse=sparse)
 
 
+def _checked_sparse(sparse: SparseAttention | None) -> SparseAttention | None:
+    if sparse is None or isinstance(sparse, SparseAttention):
+        return sparse
+    raise ConfigError(f"[LLM] sparse: expected SparseAttention or None (exact), got {sparse!r}")
+
+
 def _cache_types(cache_type: CacheTypes) -> tuple[CacheType, CacheType]:
-    pair = (cache_type, cache_type) if isinstance(cache_type, str) else tuple(cache_type)
+    pair = cache_type if isinstance(cache_type, (tuple, list)) else (cache_type, cache_type)
     if len(pair) != 2 or any(one not in CACHE_TYPES for one in pair):
         raise ConfigError(
             f"[LLM] cache_type: expected one of {', '.join(CACHE_TYPES)}, or a pair "
             f"(keys, values) of them, got {cache_type!r}"
         )
-    return pair
+    return pair[0], pair[1]
 
 
 def _checked_ids(ids: Items[int], vocab_size: int) -> I32:

@@ -92,12 +92,12 @@ def load_model(
 
 
 def _context(ctx_size: int | None, config: ModelConfig) -> int:
-    if not ctx_size:
+    if ctx_size is None or ctx_size == 0:
         return config.context_length
-    if not 1 <= ctx_size <= config.context_length:
+    if not isinstance(ctx_size, int) or not 1 <= ctx_size <= config.context_length:
         raise ConfigError(
             f"[LLM] ctx_size: expected 1 to {config.context_length} tokens, the context length "
-            f"of {config.name}, got {ctx_size}"
+            f"of {config.name}, got {ctx_size!r}"
         )
     return ctx_size
 

@@ -16,9 +16,9 @@ class Scheduler:
     """
 
     def __init__(self, *, prefill_chunk: int = 512) -> None:
-        if prefill_chunk < 1:
+        if not isinstance(prefill_chunk, int) or prefill_chunk < 1:
             raise ConfigError(
-                f"[Scheduler] prefill_chunk: expected at least 1 token, got {prefill_chunk}"
+                f"[Scheduler] prefill_chunk: expected at least 1 token, got {prefill_chunk!r}"
             )
         self.prefill_chunk = -(-prefill_chunk // BLOCK_SIZE) * BLOCK_SIZE
 

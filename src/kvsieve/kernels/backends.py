@@ -21,7 +21,7 @@ def make_backend(
     ConfigError
         An unknown name, or threads or an instruction set that this backend or machine lacks.
     """
-    if threads is not None and (isinstance(threads, bool) or threads < 1):
+    if threads is not None and (type(threads) is not int or threads < 1):
         raise ConfigError(f"[backend] threads: expected at least 1, got {threads!r}")
     if name == "reference":
         if isa is not None:
