@@ -81,6 +81,22 @@ def test_a_row_is_out_before_the_next_one_is_measured() -> None:
         assert "fig" in stream.getvalue()
 
 
+@pytest.mark.parametrize("form", ["json", "md", "csv"])
+@pytest.mark.parametrize(
+    ("failure", "empty_json"), [(ConfigError, ""), (KeyboardInterrupt, "[\n]\n")]
+)
+def test_nothing_is_written_by_a_run_that_is_refused(
+    form: str, failure: type[BaseException], empty_json: str
+) -> None:
+    stream = io.StringIO()
+    with pytest.raises(failure), RowWriter(stream, Fruit, form=form):
+        raise failure("refused before the first row")
+    if form == "json":
+        assert stream.getvalue() == empty_json
+    else:
+        assert bool(stream.getvalue()) == (failure is KeyboardInterrupt)
+
+
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected one of json, md, csv, got 'xml'"):
         RowWriter(io.StringIO(), Fruit, form="xml")

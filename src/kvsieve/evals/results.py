@@ -27,20 +27,16 @@ class RowWriter(Generic[Row]):
         self._num_rows = 0
 
     def __enter__(self) -> "RowWriter[Row]":
-        if self._form == "csv":
-            csv.writer(self._stream, lineterminator="\n").writerow(self._columns)
-        elif self._form == "md":
-            self._stream.write(markdown_row(self._columns))
-            self._stream.write(markdown_row(["---"] * len(self._columns)))
-        self._stream.flush()
         return self
 
     def write(self, row: Row) -> None:
         """Add a row and flush it."""
         values: dict[str, Any] = asdict(row)  # type: ignore[call-overload]
+        if self._num_rows == 0:
+            self._head()
         if self._form == "json":
-            self._stream.write("[\n" if self._num_rows == 0 else ",\n")
-            self._stream.write("  " + json.dumps(values, ensure_ascii=False))
+            self._stream.write("  " if self._num_rows == 0 else ",\n  ")
+            self._stream.write(json.dumps(values, ensure_ascii=False))
         elif self._form == "csv":
             csv.writer(self._stream, lineterminator="\n").writerow(values.values())
         else:
@@ -48,15 +44,29 @@ class RowWriter(Generic[Row]):
         self._num_rows += 1
         self._stream.flush()
 
+    def _head(self) -> None:
+        """What comes before the first row; not written while a run may still be refused."""
+        if self._form == "csv":
+            csv.writer(self._stream, lineterminator="\n").writerow(self._columns)
+        elif self._form == "md":
+            self._stream.write(markdown_row(self._columns))
+            self._stream.write(markdown_row(["---"] * len(self._columns)))
+        else:
+            self._stream.write("[\n")
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._num_rows == 0:
+            if kind is not None and issubclass(kind, Exception):
+                return
+            self._head()
         if self._form == "json":
-            self._stream.write("[]\n" if self._num_rows == 0 else "\n]\n")
-            self._stream.flush()
+            self._stream.write("\n]\n" if self._num_rows else "]\n")
+        self._stream.flush()
 
 
 def check_format(form: str) -> None:
