@@ -48,6 +48,7 @@ def test_append_writes_the_same_bytes(native, types, tokens, head_dim):
 
 @pytest.mark.parametrize("cache_type", TYPES)
 def test_append_of_zero_tiny_huge_and_subnormal_rows(native, cache_type):
+    # KVQ-01: the same bytes as the specification, whose error bounds are tested on its own side.
     k = np.zeros((6, 2, 32), np.float32)
     k[1, 0, 3] = 1e-8
     k[2] = -1e7 if cache_type != "f16" else -1e4
@@ -63,6 +64,7 @@ def test_append_of_zero_tiny_huge_and_subnormal_rows(native, cache_type):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("cache_type", TYPES)
 def test_append_refuses_what_is_not_finite_and_spares_the_other_tokens(native, bad, cache_type):
+    # KVQ-01
     _, k, v = random_qkv(40, 2, 2)
     clean = empty_segment(40, k_type=cache_type)
     native.append(clean, 0, k, v)
@@ -82,6 +84,18 @@ def test_append_refuses_what_would_be_infinite_in_half_precision(native, backend
     chosen.append(segment, 0, k * 1e6, k * 65519)
     with pytest.raises(NumericalError, match=r"v: expected"):
         chosen.append(segment, 0, k, k * 65520)
+
+
+@pytest.mark.parametrize("cache_type", TYPES)
+def test_a_channel_of_zeros_stays_zero(native, cache_type):
+    # KVQ-01
+    q, k, v = random_qkv(50, 4, 2, seed=1)
+    v[:, :, 7] = 0
+    segment = empty_segment(50, k_type=cache_type)
+    native.append(segment, 0, k, v)
+    out = native.attend(segment, 0, q, scale=SCALE, lists=None)
+    assert not out[:, :, 7].any()
+    assert out[:, :, 8].any()
 
 
 # -- attention ---------------------------------------------------------------------------------
@@ -124,7 +138,7 @@ def test_head_dims(native, head_dim):
 
 @pytest.mark.parametrize("per_q_head", [False, True])
 def test_runs_without_a_visible_token_merge_as_nothing(native, per_q_head):
-    # Lists may name blocks of a row's future: here every tile lists all blocks, two runs of them.
+    # ATT-01: lists may name blocks of a row's future: here every tile lists all blocks, two runs.
     tokens = 600
     q, want_segment, got_segment = both_caches(native, tokens, k_type="q8_0")
     heads, blocks = (4 if per_q_head else 2), -(-tokens // 32)

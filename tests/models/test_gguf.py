@@ -1,4 +1,4 @@
-"""Opening, mapping and closing model files, and refusing what is no model file."""
+"""Opening, mapping and closing model files, and refusing what is no model file (GGF-01)."""
 
 import os
 import time

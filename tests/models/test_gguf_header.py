@@ -151,7 +151,7 @@ def test_agrees_with_the_gguf_packages_reader(tmp_path: Path) -> None:
         assert (info.offset, info.nbytes) == (tensor.data_offset, tensor.n_bytes)
 
 
-# -- files cut short, and bytes changed ------------------------------------------------------
+# -- GGF-01: files cut short, changed, or of another kind (the rest is in test_gguf.py) --------
 
 
 def test_cut_at_every_byte_of_the_header_and_in_the_data() -> None:
@@ -289,7 +289,7 @@ def test_bools_must_be_0_or_1() -> None:
     refused(g.gguf_file([g.array("flags", g.BOOL, [0, 1, 255])]), "value of 'flags'", "255")
 
 
-# -- alignment -------------------------------------------------------------------------------
+# -- GGF-03: alignment ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("alignment", "start"), [(16, 48), (None, 64), (64, 64)])
