@@ -15,8 +15,8 @@ from kvsieve.engine.batch import Batch, SequenceStep
 from kvsieve.engine.llm import LLM
 from kvsieve.engine.sampling import SamplingParams
 from kvsieve.engine.sequence import Sequence
-from kvsieve.errors import CapacityError, ConfigError, TemplateError
-from tests.tiny_model import BOS_ID, write_tiny_gguf
+from kvsieve.errors import TemplateError
+from tests.tiny_model import write_tiny_gguf
 
 CONTEXT = 256
 CHUNKS = (1, 31, 32, 33, 64, 130)
@@ -327,71 +327,6 @@ def test_a_full_context_ends_with_length(llm: LLM):
     assert (len(done.token_ids), done.finish_reason) == (5, "length")
     full = llm.generate(make_ids(CONTEXT), params)
     assert (len(full.token_ids), full.finish_reason) == (1, "length")
-
-
-def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(llm: LLM):
-    with pytest.raises(CapacityError, match=r"at most 256 tokens .* got 257"):
-        llm.stream(make_ids(257))
-    small = LLM(llm._loaded.path, backend="reference", ctx_size=40)
-    assert small.ctx_size == 40
-    with pytest.raises(CapacityError, match=r"at most 40 tokens .* got 41"):
-        small.generate(make_ids(41))
-
-
-@pytest.mark.parametrize("ids", [[3, -1], [3, 10**6], [[3]], [1.5], ["a"], None, 7])
-def test_bad_token_ids_are_refused_before_anything_runs(llm: LLM, ids: Any):
-    with pytest.raises(ConfigError, match=r"\[LLM\] prompt: expected"):
-        llm.stream(ids)
-
-
-def test_an_empty_prompt_starts_from_bos(llm: LLM):
-    params = SamplingParams(max_tokens=3, ignore_eos=True)
-    empty = llm.generate("", params)
-    assert empty.prompt_tokens == 1
-    assert empty.token_ids == llm.generate([BOS_ID], params).token_ids
-
-
-def test_an_empty_prompt_without_bos(tmp_path: Path):
-    path = write_tiny_gguf(tmp_path / "m.gguf", **{"tokenizer.ggml.bos_token_id": None})
-    with pytest.raises(ConfigError, match="expected at least one token"):
-        LLM(path, backend="reference").generate("")
-
-
-@pytest.mark.parametrize("cache_type", ["q5_1", ("q8_0",), ("q8_0", "int8"), 8, None])
-def test_unknown_cache_types(model: Path, cache_type: Any):
-    with pytest.raises(ConfigError, match="cache_type: expected one of f32, f16, q8_0, q4_0"):
-        LLM(model, backend="reference", cache_type=cache_type)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"sparse": "even"}, "sparse: expected SparseAttention or None"),
-        ({"sparse": True}, "sparse: expected SparseAttention or None"),
-        ({"threads": "2"}, "threads: expected at least 1, got '2'"),
-        ({"threads": 1.5}, "threads: expected at least 1, got 1.5"),
-        ({"ctx_size": 40.5}, "ctx_size: expected 1 to 256 tokens, .* got 40.5"),
-        ({"ctx_size": -1}, "ctx_size: expected 1 to 256 tokens, .* got -1"),
-        ({"prefill_chunk": 33.5}, "prefill_chunk: expected at least 1 token, got 33.5"),
-        ({"prefill_chunk": 0}, "prefill_chunk: expected at least 1 token, got 0"),
-        ({"backend": "gpu"}, "backend: expected one of native, reference, got 'gpu'"),
-    ],
-)
-def test_wrong_options_are_refused_by_name(model: Path, options: dict[str, Any], message: str):
-    with pytest.raises(ConfigError, match=message):
-        LLM(model, **{"backend": "reference", **options})
-
-
-def test_wrong_arguments_of_a_call_are_refused_by_name(llm: LLM):
-    with pytest.raises(ConfigError, match=r"sparse: expected SparseAttention or None .* got True"):
-        llm.stream("text", sparse=True)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"params: expected SamplingParams, got \{'max"):
-        llm.stream("text", {"max_tokens": 3})  # type: ignore[arg-type]
-
-
-def test_logits_need_a_prompt(llm: LLM):
-    with pytest.raises(ConfigError, match="prompt_len: expected 1 to 5"):
-        llm.logits(make_ids(5), prompt_len=6)
 
 
 def test_chat(llm: LLM):
