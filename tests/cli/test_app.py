@@ -1,6 +1,7 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -150,16 +151,19 @@ def test_nobody_reading_is_no_traceback(model: Path) -> None:
     assert child.wait() == 1
 
 
+@pytest.fixture
+def ctrl_c_counts() -> Iterator[None]:
+    """A shell that runs tests in the background has told its children to ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_counts")
 def test_ctrl_c_while_decoding_keeps_what_was_printed_and_exits_130(model: Path) -> None:
     command = [*PROGRAM, "generate", "-p", "x", "-n", "-1", "--ignore-eos"]
     command += ["-m", str(model), "--backend", "reference"]
-    # A shell that runs tests in the background may have told its children to ignore Ctrl-C.
-    child = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None
     first = child.stdout.read(1)
     child.send_signal(signal.SIGINT)
@@ -169,6 +173,7 @@ def test_ctrl_c_while_decoding_keeps_what_was_printed_and_exits_130(model: Path)
     assert (first + out).endswith(b"\n")
 
 
+@pytest.mark.usefixtures("ctrl_c_counts")
 def test_ctrl_c_while_the_prompt_is_read_exits_130(
     on_tiny: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
