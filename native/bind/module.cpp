@@ -84,6 +84,12 @@ const kvsieve::Weight* weight_of(const nb::object& object) {
 
 PyLayer make_layer(const kvsieve::LayerShape& shape, const nb::dict& tensors) {
   PyLayer result;
+  auto vector_or_null = [&](const char* name) -> const float* {
+    nb::object object = tensors[name];
+    if (object.is_none()) return nullptr;
+    result.keep.push_back(object);
+    return nb::cast<Array<const float>>(object).data();
+  };
   auto get = [&](const char* name) {
     nb::object object = tensors[name];
     result.keep.push_back(object);
@@ -92,6 +98,8 @@ PyLayer make_layer(const kvsieve::LayerShape& shape, const nb::dict& tensors) {
   result.layer = {shape,
                   nb::cast<Array<const float>>(get("attn_norm")).data(),
                   nb::cast<Array<const float>>(get("ffn_norm")).data(),
+                  vector_or_null("q_norm"),
+                  vector_or_null("k_norm"),
                   weight_of(get("q_proj")),
                   weight_of(get("k_proj")),
                   weight_of(get("v_proj")),

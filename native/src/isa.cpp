@@ -3,6 +3,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 namespace kvsieve {
@@ -12,6 +14,8 @@ extern const Kernels* const kernels_scalar;
 extern const Kernels* const kernels_avx512_vnni;
 extern const Kernels* const kernels_avx512;
 extern const Kernels* const kernels_avx2;
+#elif defined(__aarch64__) && defined(__linux__)
+extern const Kernels* const kernels_neon_dotprod;
 #endif
 
 #if defined(__x86_64__)
@@ -54,6 +58,12 @@ const IsaInfo* isa_list(int* count) {
       {"avx512-vnni", kernels_avx512_vnni, avx512_vnni},
       {"avx512", kernels_avx512, avx512},
       {"avx2", kernels_avx2, avx2},
+      {"scalar", kernels_scalar, true},
+  };
+#elif defined(__aarch64__) && defined(__linux__)
+  const bool dotprod = getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+  static const IsaInfo list[] = {
+      {"neon-dotprod", kernels_neon_dotprod, dotprod},
       {"scalar", kernels_scalar, true},
   };
 #else

@@ -52,10 +52,10 @@ void Engine::project_all(Worker& worker, const Activations& x, int rows,
   });
 }
 
-void Engine::rotate(const Step& step, const Heads& heads, const Segment& s, int row,
-                    float* head) const {
-  if (!heads.rotation) return;
-  const LayerShape& shape = heads.rotation->shape;
+void Engine::norm_and_rotate(const Step& step, const Heads& heads, const Segment& s, int row,
+                             const float* norm, float* head) const {
+  const LayerShape& shape = heads.layer->shape;
+  if (norm) kernels_.rms_norm(head, norm, shape.rms_norm_eps, shape.heads.head_dim, head);
   const size_t at = (static_cast<size_t>(s.first_row) + row) * (shape.rope_dim / 2);
   kernels_.rope(head, step.cos + at, step.sin + at, shape.rope_dim, shape.rope_interleaved);
 }
@@ -75,10 +75,12 @@ void Engine::enter_cache(Worker& worker, const Step& step, int layer, const Head
       for (int row = begin; row < end; row++) {
         const size_t at = static_cast<size_t>(s.first_row) + row;
         if (head < num_q) {
-          rotate(step, heads, s, row, heads.q + (at * num_q + head) * d);
+          float* q = heads.q + (at * num_q + head) * d;
+          if (heads.layer) norm_and_rotate(step, heads, s, row, heads.layer->q_norm, q);
           finite = queries_.fold(kernels_, s, row, head, heads.scale) && finite;
-        } else {
-          rotate(step, heads, s, row, heads.k + (at * num_kv + head - num_q) * d);
+        } else if (heads.layer) {
+          float* k = heads.k + (at * num_kv + head - num_q) * d;
+          norm_and_rotate(step, heads, s, row, heads.layer->k_norm, k);
         }
       }
       if (head >= num_q)

@@ -24,6 +24,7 @@ struct LayerShape {
 struct Layer {
   LayerShape shape;
   const float *attn_norm, *ffn_norm;
+  const float *q_norm, *k_norm;  // [head_dim], before rope; null: none
   const Weight *q, *k, *v, *o, *gate, *up, *down;
 };
 
@@ -82,16 +83,18 @@ class Engine {
   };
   void project_all(Worker& worker, const Activations& x, int rows,
                    std::initializer_list<Output> outputs);
-  // Rotates (where asked), stores and folds every (row, head) and (tile, KV head): one phase.
+  // Norms and rotates (where a layer says so), stores and folds every (row, head) and (tile, KV
+  // head): one phase.
   struct Heads {
     HeadShape shape;
     float *q, *k;  // either may be null
     const float* v;
     float scale;
-    const Layer* rotation;
+    const Layer* layer;  // null: q and k are as they should be
   };
   void enter_cache(Worker& worker, const Step& step, int layer, const Heads& heads);
-  void rotate(const Step& step, const Heads& heads, const Segment& s, int row, float* head) const;
+  void norm_and_rotate(const Step& step, const Heads& heads, const Segment& s, int row,
+                       const float* norm, float* head) const;
   bool fold(Step& step, HeadShape shape, float* q, float scale);
 
   const Kernels& kernels_;

@@ -67,7 +67,11 @@ class LayerShape:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerWeights:
-    """Packed matrices (`Backend.pack_weight`) and f32 vectors of one decoder layer."""
+    """Packed matrices (`Backend.pack_weight`) and f32 vectors of one decoder layer.
+
+    ``q_norm`` and ``k_norm`` (f32 ``[D]``) scale each head's RMS norm before rope; None: no such
+    norm.
+    """
 
     attn_norm: F32
     q_proj: Any
@@ -78,6 +82,8 @@ class LayerWeights:
     gate_proj: Any
     up_proj: Any
     down_proj: Any
+    q_norm: F32 | None = None
+    k_norm: F32 | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -151,3 +151,6 @@ def check_layer(shape: LayerShape, weights: LayerWeights) -> None:
             )
     check_f32("build_layer", "attn_norm", weights.attn_norm, (shape.hidden_size,))
     check_f32("build_layer", "ffn_norm", weights.ffn_norm, (shape.hidden_size,))
+    for name in ("q_norm", "k_norm"):
+        if getattr(weights, name) is not None:
+            check_f32("build_layer", name, getattr(weights, name), (shape.head_dim,))

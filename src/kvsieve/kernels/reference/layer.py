@@ -86,6 +86,8 @@ def run_layer(layer: Layer, index: int, hidden: F32, step: Step) -> None:
     q: F32 = project(x, weights.q_proj).reshape(len(x), shape.num_q_heads, shape.head_dim)
     k: F32 = project(x, weights.k_proj).reshape(len(x), shape.num_kv_heads, shape.head_dim)
     v = project(x, weights.v_proj).reshape(k.shape)
+    q = _norm_heads(q, weights.q_norm, eps=shape.rms_norm_eps)
+    k = _norm_heads(k, weights.k_norm, eps=shape.rms_norm_eps)
     q = rope(q, step.cos, step.sin, interleaved=shape.rope_interleaved)
     k = rope(k, step.cos, step.sin, interleaved=shape.rope_interleaved)
     clock.charge("dense_ns")
@@ -123,3 +125,10 @@ class _Clock:
         now = perf_counter_ns()
         setattr(self._stats, counter, getattr(self._stats, counter) + now - self._last)
         self._last = now
+
+
+def _norm_heads(x: F32, weight: F32 | None, *, eps: float) -> F32:
+    """RMS norm of each head of ``x [T, H, D]``, where the architecture has one."""
+    if weight is None:
+        return x
+    return rms_norm(x.reshape(-1, x.shape[2]), weight, eps=eps).reshape(x.shape)

@@ -1,0 +1,126 @@
+"""A whole layer: native == reference; one arithmetic for prompts, tokens, chunks, threads."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kvsieve.errors import NumericalError
+from kvsieve.kernels.backend import LayerShape, LayerWeights
+from kvsieve.kernels.native import NativeBackend
+from tests.kernels.parity import REFERENCE, close, source
+from tests.kernels.reference.caches import empty_segment, plan
+
+TOKENS = 150
+
+
+def layer_shape(**changes):
+    settings = {
+        "hidden_size": 96,
+        "intermediate_size": 160,
+        "num_q_heads": 6,
+        "num_kv_heads": 2,
+        "head_dim": 32,
+        "rms_norm_eps": 1e-5,
+        "rope_interleaved": True,
+        "rope_dim": 32,
+        "attention_scale": 32**-0.5,
+    }
+    return LayerShape(**(settings | changes))
+
+
+def build(backend, shape, *, kind, head_norms=False):
+    rng = np.random.default_rng(0)
+    matrices = {
+        name: (rng.standard_normal(size) / np.sqrt(size[1])).astype(np.float32)
+        for name, size in shape.matrix_shapes.items()
+    }
+    norms = {name: ones(rng, shape.hidden_size) for name in ("attn_norm", "ffn_norm")}
+    if head_norms:
+        norms |= {name: ones(rng, shape.head_dim) for name in ("q_norm", "k_norm")}
+    packed = {name: backend.pack_weight(source(m), kind=kind) for name, m in matrices.items()}
+    return backend.build_layer(shape, LayerWeights(**packed, **norms))
+
+
+def ones(rng, size):
+    return rng.uniform(0.5, 1.5, size).astype(np.float32)
+
+
+def angles(shape, start, count):
+    at = np.arange(start, start + count)[:, None] / 10 ** np.linspace(0, 3, shape.rope_dim // 2)
+    return np.cos(at).astype(np.float32), np.sin(at).astype(np.float32)
+
+
+def run(backend, shape, steps, *, kind="q8", sparse=None, head_norms=False, k_type="q8_0"):
+    """Hidden rows after the layer, and the last step's pair counts; steps are (start, stop)."""
+    layer = build(backend, shape, kind=kind, head_norms=head_norms)
+    hidden = np.random.default_rng(1).standard_normal((TOKENS, shape.hidden_size), np.float32)
+    cache = replace(
+        empty_segment(
+            TOKENS,
+            k_type=k_type,
+            head_dim=shape.head_dim,
+            kv_heads=shape.num_kv_heads,
+            sparse=sparse,
+        ),
+        importance=np.zeros((1, TOKENS), np.int64),
+        record_importance=True,
+    )
+    for start, stop in steps:
+        segment = replace(cache, start=start, q_len=stop - start, is_prefill=stop - start > 1)
+        step = backend.begin_step([segment], *angles(shape, start, stop - start))
+        rows = hidden[start:stop].copy()
+        backend.run_layer(layer, 0, rows, step)
+        hidden[start:stop] = rows
+    return hidden, backend.step_stats(step).segments[0]
+
+
+@pytest.mark.parametrize("kind", ["q8", "f32"])
+@pytest.mark.parametrize("head_norms", [False, True])
+@pytest.mark.parametrize("rope", [{}, {"rope_interleaved": False}, {"rope_dim": 16}])
+@pytest.mark.parametrize("sparse", [None, plan(k=2, selector="probe"), plan(k=2, share="group")])
+def test_a_layer_computes_what_the_specification_says(native, kind, head_norms, rope, sparse):
+    shape = layer_shape(**rope)
+    steps = [(0, 64), (64, 149), (149, 150)]
+    options = {"kind": kind, "sparse": sparse, "head_norms": head_norms}
+    want, want_stats = run(REFERENCE, shape, steps, **options)
+    got, got_stats = run(native, shape, steps, **options)
+    close(got, want, 2e-2)  # a rounding of 8 bits may fall the other way, and then be amplified
+    assert np.median(np.abs(got - want)) < 1e-5
+    assert got_stats == want_stats
+
+
+def test_head_norms_change_the_result(native):
+    steps = [(0, TOKENS)]
+    plain, _ = run(native, layer_shape(), steps)
+    normed, _ = run(native, layer_shape(), steps, head_norms=True)
+    assert np.abs(plain - normed).max() > 1e-2
+
+
+@pytest.mark.parametrize("k_type", ["q8_0", "q4_0", "f16", "f32"])
+def test_a_token_has_the_same_bits_in_a_prompt_and_decoded(native, k_type):
+    shape = layer_shape()
+    whole, _ = run(native, shape, [(0, TOKENS)], k_type=k_type)
+    pieces = [(0, 37), (37, 128), *((i, i + 1) for i in range(128, TOKENS))]
+    split, _ = run(native, shape, pieces, k_type=k_type)
+    assert np.array_equal(whole, split)
+
+
+@pytest.mark.parametrize("sparse", [None, plan(k=2, selector="probe"), plan(k=2, share="group")])
+def test_thread_counts_and_instruction_sets_give_the_same_bits(native, sparse):
+    steps = [(0, 96), (96, 149), (149, 150)]
+    expected, _ = run(NativeBackend(threads=1, isa="scalar"), layer_shape(), steps, sparse=sparse)
+    for threads in (1, 3, 7):
+        other = NativeBackend(threads=threads, isa=native.isa)
+        got, _ = run(other, layer_shape(), steps, sparse=sparse)
+        assert np.array_equal(got, expected)
+
+
+def test_nan_in_a_layer_is_an_error_that_names_the_layer(native):
+    shape = layer_shape()
+    layer = build(native, shape, kind="f32")
+    segment = empty_segment(4, k_type="q8_0")
+    hidden = np.full((4, 96), np.nan, np.float32)
+    step = native.begin_step([segment], *angles(shape, 0, 4))
+    with pytest.raises(NumericalError, match="layer 0"):
+        native.run_layer(layer, 0, hidden, step)
