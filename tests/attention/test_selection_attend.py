@@ -25,7 +25,7 @@ def normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
-def qkv(hq: int, hkv: int, q_len: int, kv_len: int, dim: int) -> tuple[np.ndarray, ...]:  # noqa: PLR0917
+def qkv(hq: int, hkv: int, q_len: int, kv_len: int, dim: int) -> tuple[np.ndarray, ...]:
     return normal(0, hq, q_len, dim), normal(1, hkv, kv_len, dim), normal(2, hkv, kv_len, dim)
 
 
