@@ -84,7 +84,12 @@ def test_cache_types_are_handed_on_as_given(on_tiny: Run, monkeypatch: pytest.Mo
     monkeypatch.setattr(LLM, "__init__", spy)
     on_tiny("generate", "-p", "x", "-n", "1", "-ctk", "f16", "-c", "100", "-t", "1")
     on_tiny("generate", "-p", "x", "-n", "1", "-ctv", "f32")
-    assert seen == [(("f16", "q8_0"), 100, 1), (("q8_0", "f32"), None, None)]
+    on_tiny("generate", "-p", "x", "-n", "1", "--kv-q4")
+    assert seen == [
+        (("f16", "q8_0"), 100, 1),
+        (("q8_0", "f32"), None, None),
+        (("q4_0", "q4_0"), None, None),
+    ]
 
 
 def test_sparse_runs_sparsely_and_says_so(on_tiny: Run) -> None:
