@@ -1,4 +1,4 @@
-"""Write a tiny but complete Llama model file: random weights, a real tokenizer, a chat template.
+"""Write a tiny but complete model file: random weights, a real tokenizer, a chat template.
 
 The file is written by the `gguf` package, so it is also an independent check of our own reader.
 Everything in it follows from the arguments and the seed.
@@ -16,6 +16,7 @@ from typing import Any, Literal
 import gguf
 import numpy as np
 
+Architecture = Literal["llama", "qwen3"]
 WeightType = Literal["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -34,6 +35,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
+_TABLES = ("token_embd.weight", "output.weight")
+
 # Where a block of 256 values holds its f16 scales (the rest may be any byte), and the standard
 # deviation of the values that random bytes give when those scales are 1.
 _K_QUANTS: dict[str, tuple[tuple[int, ...], float]] = {
@@ -45,6 +48,7 @@ _K_QUANTS: dict[str, tuple[tuple[int, ...], float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Shape:
+    architecture: Architecture
     layers: int
     hidden: int
     heads: int
@@ -112,6 +116,7 @@ def _random_k_quant(values: np.ndarray, weight_type: str, *, seed: int) -> np.nd
 def write_tiny_gguf(
     path: str | Path,
     *,
+    architecture: Architecture = "llama",
     layers: int = 2,
     hidden: int = 64,
     heads: int = 4,
@@ -124,6 +129,7 @@ def write_tiny_gguf(
     seed: int = 0,
     context: int = 512,
     tie: bool = True,
+    no_vocab: bool = False,
     rope_factors: Sequence[float] | None = None,
     tensors: Mapping[str, np.ndarray | None] | None = None,
     **overrides: Any,
@@ -132,12 +138,14 @@ def write_tiny_gguf(
 
     head_dim        default ``hidden // heads``; anything else also writes ``attention.key_length``
     embedding_type  type of ``token_embd.weight`` (and of ``output.weight``); default `weight_type`
+    no_vocab        leave out the tokenizer and the chat template, as ``no_vocab`` files do
     rope_factors    written as ``rope_freqs.weight``
     tensors         f32 arrays put in the place of generated ones, or added; None leaves one out
     overrides       metadata to change (``**{"llama.rope.freq_base": 5e5}``); None leaves a key out;
                     a pair ``(value, gguf.GGUFValueType)`` says the type, else int is u32, float f32
     """
     shape = _Shape(
+        architecture=architecture,
         layers=layers,
         hidden=hidden,
         heads=heads,
@@ -147,29 +155,25 @@ def write_tiny_gguf(
         vocab=vocab,
         context=context,
     )
-    metadata = {**_metadata(shape), **overrides}
+    tokenizer = {"tokenizer.ggml.model": "no_vocab"} if no_vocab else _tokenizer(shape)
+    metadata = {**_metadata(shape), **tokenizer, **overrides}
     matrices, vectors = _weights(shape, seed=seed, tie=tie)
     if rope_factors is not None:
         vectors["rope_freqs.weight"] = np.asarray(rope_factors, np.float32)
 
-    writer = gguf.GGUFWriter(str(path), str(metadata.pop("general.architecture", "llama")))
+    writer = gguf.GGUFWriter(str(path), str(metadata.pop("general.architecture", architecture)))
     writer.data_alignment = _alignment(metadata)
     for key, value in metadata.items():
         if value is not None:
             _add_value(writer, key, value)
+    kinds = dict.fromkeys(matrices, weight_type)
+    kinds.update(dict.fromkeys(_TABLES, embedding_type or weight_type))
     replaced = dict(tensors or {})
     for name, values in matrices.items():
-        if name in replaced:
-            continue
-        is_table = name in ("token_embd.weight", "output.weight")
-        kind = (embedding_type or weight_type) if is_table else weight_type
-        data = encode_weight(values, kind, seed=seed)
-        if kind == "F32":
-            writer.add_tensor(name, values)
-        else:
-            writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
+        if name not in replaced:
+            _add_matrix(writer, name, values, kind=kinds[name], seed=seed)
     for name, values in {**vectors, **replaced}.items():
-        if values is not None and (name in replaced or name not in matrices):
+        if values is not None:
             writer.add_tensor(name, np.ascontiguousarray(values, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -178,22 +182,43 @@ def write_tiny_gguf(
     return Path(path)
 
 
+def _add_matrix(
+    writer: gguf.GGUFWriter, name: str, values: np.ndarray, *, kind: WeightType, seed: int
+) -> None:
+    if kind == "F32":
+        writer.add_tensor(name, values)
+    else:
+        data = encode_weight(values, kind, seed=seed)
+        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
+
+
 def _metadata(shape: _Shape) -> dict[str, Any]:
+    """Keys of the model, those of the tokenizer aside, as converters write them."""
+    model: dict[str, Any] = {
+        "block_count": shape.layers,
+        "context_length": shape.context,
+        "embedding_length": shape.hidden,
+        "feed_forward_length": shape.ffn,
+        "attention.head_count": shape.heads,
+        "attention.head_count_kv": shape.kv_heads,
+        "rope.freq_base": 10000.0,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "vocab_size": shape.vocab,
+    }
+    if shape.architecture == "llama":
+        model["rope.dimension_count"] = shape.head_dim
+    if shape.architecture == "qwen3" or shape.head_dim * shape.heads != shape.hidden:
+        model["attention.key_length"] = shape.head_dim
+        model["attention.value_length"] = shape.head_dim
+    prefixed = {f"{shape.architecture}.{name}": value for name, value in model.items()}
+    return {"general.name": "tiny", **prefixed}
+
+
+def _tokenizer(shape: _Shape) -> dict[str, Any]:
     tokens, types, merges = vocabulary(shape.vocab)
-    metadata: dict[str, Any] = {
-        "general.name": "tiny",
-        "llama.block_count": shape.layers,
-        "llama.context_length": shape.context,
-        "llama.embedding_length": shape.hidden,
-        "llama.feed_forward_length": shape.ffn,
-        "llama.attention.head_count": shape.heads,
-        "llama.attention.head_count_kv": shape.kv_heads,
-        "llama.rope.freq_base": 10000.0,
-        "llama.rope.dimension_count": shape.head_dim,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.vocab_size": shape.vocab,
+    return {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.pre": "qwen2" if shape.architecture == "qwen3" else "smollm",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": types,
         "tokenizer.ggml.merges": merges or None,
@@ -202,10 +227,6 @@ def _metadata(shape: _Shape) -> dict[str, Any]:
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": CHAT_TEMPLATE,
     }
-    if shape.head_dim * shape.heads != shape.hidden:
-        metadata["llama.attention.key_length"] = shape.head_dim
-        metadata["llama.attention.value_length"] = shape.head_dim
-    return metadata
 
 
 def _weights(
@@ -221,8 +242,8 @@ def _weights(
         values = rng.standard_normal((rows, cols), dtype=np.float32)
         matrices[name] = values * np.float32(gain / np.sqrt(cols))
 
-    def norm(name: str) -> None:
-        vectors[name] = rng.uniform(0.5, 1.5, hidden).astype(np.float32)
+    def norm(name: str, length: int = hidden) -> None:
+        vectors[name] = rng.uniform(0.5, 1.5, length).astype(np.float32)
 
     # Embedding values of unit size; query and key gains of 1.5 make attention clearly uneven.
     matrix("token_embd.weight", shape.vocab, hidden, gain=hidden**0.5)
@@ -231,6 +252,9 @@ def _weights(
         norm(prefix + "attn_norm.weight")
         matrix(prefix + "attn_q.weight", shape.heads * dim, hidden, gain=1.5)
         matrix(prefix + "attn_k.weight", shape.kv_heads * dim, hidden, gain=1.5)
+        if shape.architecture == "qwen3":
+            norm(prefix + "attn_q_norm.weight", dim)
+            norm(prefix + "attn_k_norm.weight", dim)
         matrix(prefix + "attn_v.weight", shape.kv_heads * dim, hidden, gain=1.0)
         matrix(prefix + "attn_output.weight", hidden, shape.heads * dim, gain=1.0)
         norm(prefix + "ffn_norm.weight")

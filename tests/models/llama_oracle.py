@@ -29,11 +29,13 @@ def checkpoint_order(rows: np.ndarray, head_dim: int, rope_dim: int) -> np.ndarr
 class LlamaOracle:
     """``restore_rows=False`` leaves out the reordering: what a wrong loader would compute."""
 
+    architecture = "llama"
+
     def __init__(self, path: Path, *, restore_rows: bool = True) -> None:
         reader = gguf.GGUFReader(path)
 
         def value(name: str, default: float | None = None) -> float:
-            field = reader.get_field("llama." + name)
+            field = reader.get_field(f"{self.architecture}.{name}")
             return default if field is None else field.contents()  # type: ignore[return-value]
 
         self.heads = int(value("attention.head_count"))
@@ -41,12 +43,12 @@ class LlamaOracle:
         self.layers = int(value("block_count"))
         self.eps = value("attention.layer_norm_rms_epsilon")
         self.theta = value("rope.freq_base")
-        self.rope_dim = int(value("rope.dimension_count"))
         self.weights = {
             tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float64)
             for tensor in reader.tensors
         }
         self.head_dim = len(self.weights["blk.0.attn_q.weight"]) // self.heads
+        self.rope_dim = int(value("rope.dimension_count", self.head_dim))
         self.restore_rows = restore_rows
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
@@ -75,8 +77,8 @@ class LlamaOracle:
         if self.restore_rows:
             wq = checkpoint_order(wq, d, self.rope_dim)
             wk = checkpoint_order(wk, d, self.rope_dim)
-        q = self._rotate((x @ wq.T).reshape(n, self.heads, d))
-        k = self._rotate((x @ wk.T).reshape(n, self.kv_heads, d))
+        q = self._rotate(self._prepare((x @ wq.T).reshape(n, self.heads, d), layer, "q"))
+        k = self._rotate(self._prepare((x @ wk.T).reshape(n, self.kv_heads, d), layer, "k"))
         v = (x @ layer["attn_v"].T).reshape(n, self.kv_heads, d)
         out = np.zeros((n, self.heads, d))
         for head in range(self.heads):
@@ -86,6 +88,10 @@ class LlamaOracle:
             p = np.exp(scores - scores.max(-1, keepdims=True))
             out[:, head] = p / p.sum(-1, keepdims=True) @ v[:, kv]
         return out.reshape(n, -1) @ layer["attn_output"].T
+
+    def _prepare(self, heads: np.ndarray, layer: dict[str, np.ndarray], which: str) -> np.ndarray:
+        """What happens to queries or keys before they are rotated: nothing, in a Llama."""
+        return heads
 
     def _rotate(self, x: np.ndarray) -> np.ndarray:
         half = self.rope_dim // 2

@@ -13,6 +13,7 @@ import numpy as np
 
 from kvsieve.errors import ModelFileError
 from kvsieve.models.gguf import GgufFile, TensorInfo
+from kvsieve.models.registry import ARCHITECTURES
 
 EMBEDDING = "token_embd.weight"
 OUTPUT = "output.weight"
@@ -30,10 +31,8 @@ MAX_VOCAB = 1 << 24
 GROUP = 32
 HEAD_STEP = 16
 
-# Per architecture: whether rope rotates neighbouring pairs (2i, 2i+1).
-_INTERLEAVED = {"llama": True}
-
-# Keys that change the result and are not computed, with the values under which they change nothing.
+# Keys that change the result and are not computed, with the values under which they change nothing
+# (none: the key itself is refused).
 _ONLY_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "expert_count": (0,),
     "use_parallel_residual": (False,),
@@ -49,6 +48,7 @@ _ONLY_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "rope.scaling.factor": (0.0, 1.0),
     "rope.scaling.attn_factor": (0.0, 1.0),
     "rope.scale_linear": (0.0, 1.0),
+    "rope.dimension_sections": (),
 }
 
 # Arrays with one entry per token, and their element types.
@@ -63,7 +63,8 @@ _VOCABULARY_ARRAYS = {
 class ModelConfig:
     """Shape and constants of a decoder-only model.
 
-    ``rope_interleaved``: pairs are (2i, 2i+1), as a GGUF of the Llama architecture has them.
+    ``rope_interleaved``: pairs are (2i, 2i+1), as a GGUF of the Llama architecture has them;
+    otherwise (i, i + rope_dim/2).
     ``tie_embeddings``: the file has no output matrix of its own; the embedding's serves.
     """
 
@@ -98,9 +99,9 @@ class ModelConfig:
         """The same from the two mappings of a file; `tensors` gives the vocabulary's size."""
         keys = _Keys(metadata)
         architecture = keys.text("general.architecture")
-        if architecture not in _INTERLEAVED:
+        if architecture not in ARCHITECTURES:
             raise _error(
-                "general.architecture", f"one of {', '.join(_INTERLEAVED)}", repr(architecture)
+                "general.architecture", f"one of {', '.join(ARCHITECTURES)}", repr(architecture)
             )
         if keys.integer("split.count", 1, 65535, default=1) > 1:
             raise _error("split.count", "a model in one file", f"{metadata['split.count']} files")
@@ -136,7 +137,7 @@ class ModelConfig:
             rope_dim=keys.integer(
                 "rope.dimension_count", 2, head_dim, multiple=2, default=head_dim
             ),
-            rope_interleaved=_INTERLEAVED[architecture],
+            rope_interleaved=ARCHITECTURES[architecture].rope_interleaved,
             context_length=context_length,
             vocab_size=vocab_size,
             tie_embeddings=OUTPUT not in tensors,
@@ -203,9 +204,8 @@ def _refuse_unsupported(keys: _Keys, context_length: int) -> None:
         value = keys.get(name)
         if value is None or (isinstance(value, bool | int | float | str) and value in neutral):
             continue
-        raise _error(
-            keys.prefix + name, f"{neutral[-1]!r} (no other is supported)", _describe(value)
-        )
+        expected = f"{neutral[-1]!r} (no other is supported)" if neutral else "none (unsupported)"
+        raise _error(keys.prefix + name, expected, _describe(value))
     # A window that no context outgrows changes nothing.
     window = keys.get("attention.sliding_window")
     if window is not None and not (

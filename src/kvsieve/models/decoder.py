@@ -10,16 +10,15 @@ from kvsieve.errors import ConfigError, ModelFileError, NumericalError, ShapeErr
 from kvsieve.kernels.backend import Backend, LayerWeights, Segment, StepStats
 from kvsieve.models.config import EMBEDDING, OUTPUT, ModelConfig
 from kvsieve.models.gguf import GgufFile
-from kvsieve.models.llama import (
-    MATRICES,
-    NORMS,
+from kvsieve.models.rope import RopeTable
+from kvsieve.models.tensors import (
     OUTPUT_NORM,
     ROPE_FACTORS,
+    layer_matrices,
+    layer_norms,
     layer_shape,
-    tensor_name,
     tensor_shapes,
 )
-from kvsieve.models.rope import RopeTable
 from kvsieve.models.weights import (
     EmbeddingTable,
     WeightMode,
@@ -137,12 +136,12 @@ class Decoder:
 
     def _layer_weights(self, layer: int) -> LayerWeights:
         matrices = {
-            field: self._pack(tensor_name(layer, MATRICES[field]), shape)
-            for field, shape in layer_shape(self.config).matrix_shapes.items()
+            field: self._pack(name, shape)
+            for field, (name, shape) in layer_matrices(self.config, layer).items()
         }
         norms = {
-            field: vector(self._file, tensor_name(layer, part), length=self.config.hidden_size)
-            for field, part in NORMS.items()
+            field: vector(self._file, name, length=length)
+            for field, (name, length) in layer_norms(self.config, layer).items()
         }
         return LayerWeights(**matrices, **norms)
 
