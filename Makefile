@@ -1,4 +1,4 @@
-.PHONY: demo test test-slow lint format wheel clean
+.PHONY: demo test test-slow test-arm lint format wheel clean
 
 demo: ## set up, then answer from a long prompt exactly and sparsely
 	./demo
@@ -8,6 +8,9 @@ test: ## set up, then every check and the tests; more pytest options: make test 
 
 test-slow: ## the tests that take longer than a few seconds each
 	./test -m slow $(ARGS)
+
+test-arm: ## the ARM core: cross-compiled, every kernel run under emulation
+	scripts/test_arm.sh
 
 lint: ## the checks without the tests
 	scripts/setup.sh dev
