@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
+from tests.tiny_model import write_tiny_gguf
 
 PASSKEY_COLUMNS = [
     "attn", "length", "prompt_tokens", "depth", "key", "answer", "hit", "mode", "density",
@@ -88,6 +89,30 @@ def test_info_says_what_would_run_and_why(on_tiny: Run, model: Path) -> None:
     assert str(model) in ran.out
     assert "NumPy, whatever the machine has" in ran.out
     assert on_tiny("info", "-c", "9999").code == 2
+    assert json.loads(on_tiny("info", "--json").out)["model"]["tokenizer"] == "gpt2 smollm"
+
+
+def test_a_model_without_a_vocabulary_is_timed_and_shown_but_takes_no_text(
+    run: Run, tmp_path: Path
+) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", architecture="qwen3", no_vocab=True)
+    model = ["-m", str(path), "--backend", "reference"]
+    ran = run("bench", "-d", "40", "-n", "2", "-r", "1", "-o", "json", "--attn", "exact", *model)
+    assert [row["test"] for row in json.loads(ran.out)] == ["pp40", "tg2 @ d40"]
+    lines = run("info", *model).out.splitlines()
+    assert "  architecture           qwen3" in lines
+    assert "  tokenizer              none (no_vocab): prompts are token ids" in lines
+    for command in (
+        ["generate", "-p", "hello"],
+        ["generate", "-p", "hello", "--stop", "x"],
+        ["eval", "passkey", "--lengths", "100"],
+        ["demo", "--length", "300"],
+    ):
+        ran = run(*command, *model)
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err.startswith("kvsieve: error: [LLM] ")
+        assert ran.err.endswith("tiny has no vocabulary, got text\n") or "--stop" in command
+        assert ran.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("length", ["300"])

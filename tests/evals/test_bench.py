@@ -1,9 +1,12 @@
+from pathlib import Path
+
 import pytest
 
 from kvsieve.engine.llm import LLM
 from kvsieve.errors import CapacityError, ConfigError
 from kvsieve.evals.arms import parse_arms
 from kvsieve.evals.bench import run_bench
+from tests.tiny_model import write_tiny_gguf
 
 
 def test_rows_are_named_as_llama_bench_names_them(llm: LLM) -> None:
@@ -77,3 +80,25 @@ def test_nothing_to_measure_is_refused(llm: LLM, wrong: dict[str, object]) -> No
     asked["arms"] = parse_arms(["exact"])
     with pytest.raises(ConfigError, match="expected"):
         next(run_bench(llm, **{**asked, **wrong}))  # type: ignore[arg-type]
+
+
+def test_a_model_without_a_vocabulary_reads_random_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate, prompts = LLM.generate, []
+
+    def heard(self: LLM, prompt, *args, **more):  # type: ignore[no-untyped-def]
+        prompts.append(prompt)
+        return generate(self, prompt, *args, **more)
+
+    monkeypatch.setattr(LLM, "generate", heard)
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", architecture="qwen3", no_vocab=True)
+    arms = parse_arms(["exact", "sparse:k=3,tail=0"])
+    with LLM(path, backend="reference") as llm:
+        results = list(run_bench(llm, arms=arms, depths=[150], decode_tokens=2, rounds=2))
+    assert [result.prefill.test for result in results] == ["pp150", "pp150"]
+    # A warm-up for each arm, then every round: the same ids.
+    assert [len(prompt) for prompt in prompts] == [150] * 6
+    assert len({tuple(prompt) for prompt in prompts}) == 1
+    assert 0 <= min(prompts[0]) < max(prompts[0]) < llm.config.vocab_size
+    assert len(set(prompts[0])) > 75

@@ -1,7 +1,7 @@
 import pytest
 
 from kvsieve.errors import ConfigError
-from kvsieve.evals.corpus import QUESTION, filler_tokens, passkey_prompt
+from kvsieve.evals.corpus import QUESTION, filler_tokens, passkey_prompt, random_tokens
 from tests.evals.words import WordTokenizer
 
 
@@ -69,3 +69,12 @@ def test_filler_has_exactly_the_count(count: int) -> None:
     assert len(ids) == count
     # Longer filler begins with shorter filler: depths are comparable.
     assert ids == filler_tokens(tokenizer, 300)[:count]
+
+
+def test_random_ids_repeat_for_a_seed_and_reach_the_whole_vocabulary() -> None:
+    ids = random_tokens(50, 1000)
+    assert len(ids) == 1000
+    assert set(ids) == set(range(50))
+    assert random_tokens(50, 1000) == ids
+    assert random_tokens(50, 10) == ids[:10]
+    assert random_tokens(50, 1000, seed=1) != ids

@@ -59,6 +59,7 @@ def bench(
     The settings take turns in every round. Times are medians over the rounds:
     of the whole prompt for pp, per token for tg. attention_ms leaves out
     select_ms (choosing the blocks); density is the share of the cache read.
+    A model without a vocabulary reads random token ids.
     With -o md two more tables follow, exact beside sparse.
 
     \b

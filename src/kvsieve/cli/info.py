@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -87,10 +88,21 @@ def model_facts(file: "GgufFile", config: "ModelConfig") -> Facts:
         "head_dim": config.head_dim,
         "context_length": config.context_length,
         "vocabulary": config.vocab_size,
+        "tokenizer": tokenizer_fact(file.metadata),
         "tensors": dict(types.most_common()),
         "output_matrix": "the embedding's" if config.tie_embeddings else "its own",
         "chat_template": "tokenizer.chat_template" in file.metadata,
     }
+
+
+def tokenizer_fact(metadata: Mapping[str, Any]) -> str:
+    """Kind of the vocabulary and its rule for cutting text, as the file names them."""
+    from kvsieve.engine.vocabulary import has_vocabulary
+
+    if not has_vocabulary(metadata):
+        return "none (no_vocab): prompts are token ids"
+    keys = ("tokenizer.ggml.model", "tokenizer.ggml.pre")
+    return " ".join(str(metadata[key]) for key in keys if key in metadata) or "none"
 
 
 def cache_facts(config: "ModelConfig", options: ModelOptions) -> Facts:

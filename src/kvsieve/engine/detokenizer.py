@@ -2,7 +2,7 @@
 
 import codecs
 
-from kvsieve.engine.tokenizer import Tokenizer
+from kvsieve.engine.no_vocabulary import AnyTokenizer
 
 
 class Detokenizer:
@@ -11,7 +11,7 @@ class Detokenizer:
     Bytes that cannot become a character give U+FFFD at once; nothing else is held back.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: AnyTokenizer) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 

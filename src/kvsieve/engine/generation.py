@@ -7,6 +7,7 @@ from time import perf_counter_ns
 import numpy as np
 
 from kvsieve.engine.detokenizer import Detokenizer
+from kvsieve.engine.no_vocabulary import AnyTokenizer
 from kvsieve.engine.outputs import (
     AttentionReport,
     Completion,
@@ -22,7 +23,6 @@ from kvsieve.engine.sampling import Sampler, SamplingParams
 from kvsieve.engine.scheduler import Scheduler
 from kvsieve.engine.sequence import Sequence
 from kvsieve.engine.stop import StopMatcher
-from kvsieve.engine.tokenizer import Tokenizer
 from kvsieve.kernels.backend import StepStats
 from kvsieve.types import F32
 
@@ -36,7 +36,7 @@ class Engine:
 
     scheduler: Scheduler
     runner: Runner
-    tokenizer: Tokenizer
+    tokenizer: AnyTokenizer
     info: EngineInfo
 
 

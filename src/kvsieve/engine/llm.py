@@ -14,13 +14,13 @@ from kvsieve.cache.kv_cache import KVCache, blocks_for
 from kvsieve.engine.chat_template import ChatTemplate, encode_messages
 from kvsieve.engine.generation import Engine, Generation, Progress
 from kvsieve.engine.model_loader import load_model, resolve_model
+from kvsieve.engine.no_vocabulary import AnyTokenizer, NoVocabulary
 from kvsieve.engine.outputs import Completion, EngineInfo, StreamEvent
 from kvsieve.engine.plan import can_be_sparse
 from kvsieve.engine.runner import Runner
 from kvsieve.engine.sampling import SamplingParams
 from kvsieve.engine.scheduler import Scheduler
 from kvsieve.engine.sequence import Sequence
-from kvsieve.engine.tokenizer import Tokenizer
 from kvsieve.errors import CapacityError, ConfigError, TemplateError
 from kvsieve.kernels.backends import BackendName, make_backend
 from kvsieve.kernels.layout import IndexLayout
@@ -102,8 +102,8 @@ class LLM:
 
     # -- what was loaded -----------------------------------------------------------------
     @property
-    def tokenizer(self) -> Tokenizer:
-        """Text to token ids and back."""
+    def tokenizer(self) -> AnyTokenizer:
+        """Text to token ids and back; a `NoVocabulary` where the file has no texts."""
         return self._loaded.tokenizer
 
     @property
@@ -165,12 +165,15 @@ class LLM:
 
         Ctrl-C, or a stream that is dropped, gives its cache back; the LLM stays usable.
         Raises, before anything runs: CapacityError (the prompt is longer than the context),
-        ConfigError (an empty prompt without a BOS token, or an id that is not in the vocabulary).
+        ConfigError (an empty prompt without a BOS token, an id that is not in the vocabulary, or
+        text where the model file has no vocabulary).
         """
         ids = self._prompt_ids(prompt)
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise ConfigError(f"[LLM] params: expected SamplingParams, got {params!r}")
+        if params.stop and isinstance(self.tokenizer, NoVocabulary):
+            raise self.tokenizer.error("stop", got=repr(params.stop))
         # The last token generated is never read back, so it needs no place in the context.
         room = self.ctx_size - len(ids) + 1
         max_new_tokens = min(params.max_tokens, room)
@@ -223,13 +226,16 @@ class LLM:
             raise TemplateError(
                 f"[LLM.chat_prompt] model: expected a chat template, got none in {self.config.name}"
             )
-        bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
+        tokenizer = self.tokenizer
+        if isinstance(tokenizer, NoVocabulary):
+            raise tokenizer.error("messages", got="a conversation")
+        bos, eos = tokenizer.bos_id, tokenizer.eos_id
         template = ChatTemplate(
             source,
-            bos_token="" if bos is None else self.tokenizer.token_text(bos),
-            eos_token="" if eos is None else self.tokenizer.token_text(eos),
+            bos_token="" if bos is None else tokenizer.token_text(bos),
+            eos_token="" if eos is None else tokenizer.token_text(eos),
         )
-        return encode_messages(self.tokenizer, template, messages)
+        return encode_messages(tokenizer, template, messages)
 
     def close(self) -> None:
         """Give the memory back; the LLM is of no use afterwards."""

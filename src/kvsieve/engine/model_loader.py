@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvsieve.cache.kv_cache import blocks_for
 from kvsieve.engine.memory import MemoryNeed, available_memory, check_memory, packed_bytes
-from kvsieve.engine.tokenizer import Tokenizer
+from kvsieve.engine.no_vocabulary import AnyTokenizer, tokenizer_of
 from kvsieve.errors import ConfigError, ModelFileError
 from kvsieve.kernels.backend import Backend
 from kvsieve.kernels.layout import PageLayout
@@ -28,7 +28,7 @@ class LoadedModel:
     path: Path
     file: GgufFile
     config: ModelConfig
-    tokenizer: Tokenizer
+    tokenizer: AnyTokenizer
     decoder: Decoder
     layout: PageLayout
     ctx_size: int
@@ -81,7 +81,7 @@ def load_model(
             path=path,
             file=file,
             config=config,
-            tokenizer=Tokenizer.from_metadata(file.metadata),
+            tokenizer=tokenizer_of(file.metadata, config),
             decoder=Decoder(config, backend, file),
             layout=layout,
             ctx_size=tokens,

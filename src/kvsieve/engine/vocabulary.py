@@ -155,6 +155,11 @@ class Vocabulary:
         return tuple(sorted(found, key=lambda entry: -len(entry[0].encode())))
 
 
+def has_vocabulary(metadata: Mapping[str, Any]) -> bool:
+    """Whether a GGUF brings its tokens' texts; ``no_vocab`` is how one says that it does not."""
+    return bool(metadata.get(_PREFIX + "model") != "no_vocab")
+
+
 def string_list(metadata: Mapping[str, Any], name: str) -> Sequence[str]:
     """Return the non-empty list of strings ``tokenizer.ggml.<name>``, else ModelFileError."""
     value = metadata.get(_PREFIX + name)

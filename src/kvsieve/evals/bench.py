@@ -6,11 +6,12 @@ from statistics import mean, median, stdev
 
 from kvsieve.engine.generation import Progress
 from kvsieve.engine.llm import LLM
+from kvsieve.engine.no_vocabulary import NoVocabulary
 from kvsieve.engine.outputs import Completion
 from kvsieve.engine.sampling import SamplingParams
 from kvsieve.errors import CapacityError, ConfigError
 from kvsieve.evals.arms import Arm
-from kvsieve.evals.corpus import filler_tokens
+from kvsieve.evals.corpus import filler_tokens, random_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,7 @@ def run_bench(
 
     Within a round the arms follow one another on the same prompt, so that a machine that slows
     down slows all of them. One short run per arm goes before and is not counted.
+    A model without a vocabulary reads random token ids, others filler text.
     """
     _check(llm, arms=arms, depths=depths, decode_tokens=decode_tokens, rounds=rounds)
     for arm in arms:
@@ -113,8 +115,14 @@ def _run(
 ) -> Completion:
     # The first token comes with the prompt: one more than the steps that are timed.
     params = SamplingParams(max_tokens=decode_tokens + 1, ignore_eos=True)
-    prompt = filler_tokens(llm.tokenizer, depth)
+    prompt = _prompt(llm, depth)
     return llm.generate(prompt, params, sparse=arm.sparse, on_progress=on_progress)
+
+
+def _prompt(llm: LLM, depth: int) -> list[int]:
+    if isinstance(llm.tokenizer, NoVocabulary):
+        return random_tokens(llm.tokenizer.vocab_size, depth)
+    return filler_tokens(llm.tokenizer, depth)
 
 
 def _prefill_row(llm: LLM, depth: int, *, arm: Arm, runs: Sequence[Completion]) -> BenchRow:

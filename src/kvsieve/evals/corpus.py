@@ -100,6 +100,11 @@ def filler_tokens(tokenizer: Encoder, count: int, *, seed: int = 0) -> list[int]
     return token_ids[:count]
 
 
+def random_tokens(vocab_size: int, count: int, *, seed: int = 0) -> list[int]:
+    """`count` token ids below `vocab_size`, for a model without a vocabulary."""
+    return Random(f"tokens {seed}").choices(range(vocab_size), k=count)
+
+
 def _sentence(random: Random) -> str:
     name, city = random.choice(_NAMES), random.choice(_CITIES)
     return f"{name} works in {city} and enjoys {random.choice(_PASTIMES)}."
