@@ -262,7 +262,7 @@ NB_MODULE(_native, m) {
              Array<float> y) {
             const int rows = static_cast<int>(y.size() / weight.view().rows);
             nb::gil_scoped_release release;
-            self.project(x.data(), rows, weight, y.data());
+            return self.project(x.data(), rows, weight, y.data());
           },
           "x"_a, "weight"_a, "y"_a)
       .def(

@@ -38,6 +38,7 @@ void Attention::prepare(HeadShape shape, const std::vector<Segment>& segments) {
     scratch.importance_run.reserve(kRunTokens);
     if (scratch.importance.size() < recorded) scratch.importance.resize(recorded);
   }
+  recorded_tokens_ = recorded;
 }
 
 Attention::List Attention::list(const Segment& s, const Lists& lists, int head, int tile) const {
@@ -180,7 +181,7 @@ void Attention::run(Worker& worker, const std::vector<Segment>& segments,
     const Segment& s = segments[item.segment];
     Scratch& scratch = scratch_[worker.id()];
     if (!scratch.took_part) {
-      std::fill(scratch.importance.begin(), scratch.importance.end(), 0);
+      std::fill_n(scratch.importance.begin(), recorded_tokens_, 0);
       scratch.took_part = true;
     }
     if (s.is_prefill)

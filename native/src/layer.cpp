@@ -52,6 +52,10 @@ void Engine::project_all(Worker& worker, const Activations& x, int rows,
   });
 }
 
+void Engine::quantize_row(const Activations& x, int row) {
+  if (!kernels_.quantize_row(x, row)) non_finite_.store(true);
+}
+
 void Engine::norm_and_rotate(const Step& step, const Heads& heads, const Segment& s, int row,
                              const float* norm, float* head) const {
   const LayerShape& shape = heads.layer->shape;
@@ -114,7 +118,7 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step)
     worker.share(rows, 4, [&](int64_t row) {
       kernels_.rms_norm(hidden + row * width, weight, shape.rms_norm_eps, width,
                         input.values + row * width);
-      kernels_.quantize_row(input, static_cast<int>(row));
+      quantize_row(input, static_cast<int>(row));
     });
   };
   const int64_t start = now_ns();
@@ -134,8 +138,7 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step)
     attention_.run(worker, segments, selection_.lists(), queries_, index, attended.values);
     if (worker.is_caller()) after_attention = now_ns();
 
-    worker.share(rows, 4,
-                 [&](int64_t row) { kernels_.quantize_row(attended, static_cast<int>(row)); });
+    worker.share(rows, 4, [&](int64_t row) { quantize_row(attended, static_cast<int>(row)); });
     project_all(worker, attended, rows, {{layer.o, hidden, width, true}});
     norm_rows(worker, layer.ffn_norm);
     project_all(worker, input, rows,
@@ -143,7 +146,7 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step)
     worker.share(rows, 1, [&](int64_t row) {
       kernels_.silu_mul(gate_.data() + row * inner, up_.data() + row * inner, inner,
                         gated.values + row * inner);
-      kernels_.quantize_row(gated, static_cast<int>(row));
+      quantize_row(gated, static_cast<int>(row));
     });
     project_all(worker, gated, rows, {{layer.down, hidden, width, true}});
   });
@@ -154,14 +157,15 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step)
   return !non_finite_.load();
 }
 
-void Engine::project(const float* x, int rows, const Weight& weight, float* y) {
+bool Engine::project(const float* x, int rows, const Weight& weight, float* y) {
+  non_finite_.store(false);
   const Activations input = input_.prepare(rows, weight.view().cols);
   std::memcpy(input.values, x, sizeof(float) * rows * input.cols);
   team_.run(2, [&](Worker& worker) {
-    worker.share(rows, 4,
-                 [&](int64_t row) { kernels_.quantize_row(input, static_cast<int>(row)); });
+    worker.share(rows, 4, [&](int64_t row) { quantize_row(input, static_cast<int>(row)); });
     project_all(worker, input, rows, {{&weight, y, weight.view().rows, false}});
   });
+  return !non_finite_.load();
 }
 
 bool Engine::append(Step& step, int layer, float* k, const float* v) {

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvsieve.errors import ConfigError, ModelFileError, ShapeError
+from kvsieve.errors import ConfigError, ModelFileError, NumericalError, ShapeError
 from kvsieve.kernels.backend import WeightSource
 from tests.kernels.parity import REFERENCE, close, quantised, source
 
@@ -40,6 +40,15 @@ def test_project_of_zero_and_tiny_rows_is_finite(native):
     assert np.all(np.isfinite(got))
     assert not got[0].any()
     close(got[2:], REFERENCE.project(x[2:], REFERENCE.pack_weight(weight)), 1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("column", [0, 15, 16, 63])
+def test_project_refuses_what_is_not_finite(native, bad, column):
+    x = np.ones((3, 64), np.float32)
+    x[1, column] = bad
+    with pytest.raises(NumericalError, match="x: expected finite"):
+        native.project(x, native.pack_weight(quantised("q4_1", 16, 64)))
 
 
 @pytest.mark.parametrize("width", [16, 64, 576])

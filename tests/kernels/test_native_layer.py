@@ -116,9 +116,10 @@ def test_thread_counts_and_instruction_sets_give_the_same_bits(native, sparse):
         assert np.array_equal(got, expected)
 
 
-def test_nan_in_a_layer_is_an_error_that_names_the_layer(native):
+@pytest.mark.parametrize("kind", ["f32", "q8"])
+def test_nan_in_a_layer_is_an_error_that_names_the_layer(native, kind):
     shape = layer_shape()
-    layer = build(native, shape, kind="f32")
+    layer = build(native, shape, kind=kind)
     segment = empty_segment(4, k_type="q8_0")
     hidden = np.full((4, 96), np.nan, np.float32)
     step = native.begin_step([segment], *angles(shape, 0, 4))

@@ -62,6 +62,7 @@ class Attention {
   std::vector<Scratch> scratch_;
   std::vector<Item> items_;
   std::vector<Merge> merges_;
+  size_t recorded_tokens_ = 0;
   std::vector<size_t> importance_at_;  // where a segment's tokens start in Scratch::importance
   std::vector<int32_t> every_block_;   // 0, 1, 2, ...
   Buffer<float> partials_;             // decode: [item][row][D + 2]

@@ -94,7 +94,8 @@ struct Kernels {
   // y[rows, kPanel * panels] = (or +=) x . W^T for panels [panel_begin, panel_end).
   void (*project)(const WeightView& w, const Activations& x, int rows, int panel_begin,
                   int panel_end, float* y, int y_stride, bool add);
-  void (*quantize_row)(const Activations& x, int row);
+  // False on NaN or infinity.
+  bool (*quantize_row)(const Activations& x, int row);
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* y);
   void (*silu_mul)(const float* gate, const float* up, int n, float* y);
   void (*rope)(float* x, const float* cos, const float* sin, int rope_dim, bool interleaved);

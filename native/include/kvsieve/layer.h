@@ -49,12 +49,12 @@ class Engine {
         selection_(kernels, threads),
         attention_(kernels, threads) {}
 
-  // hidden [rows][hidden_size] is updated in place. False if NaN or infinity reached the cache.
+  // hidden [rows][hidden_size] is updated in place. False if NaN or infinity appeared on the way.
   bool run_layer(const Layer& layer, int index, float* hidden, Step& step);
 
   // Parts of a layer on their own, for tests and for callers with their own queries.
   // x [rows][cols] is read as activations; y [rows][weight rows].
-  void project(const float* x, int rows, const Weight& weight, float* y);
+  bool project(const float* x, int rows, const Weight& weight, float* y);
   // k is not changed here, only where a layer rotates it.
   bool append(Step& step, int layer, float* k, const float* v);
   bool score(Step& step, HeadShape shape, int layer, float* q, float scale, float* out, int stride);
@@ -95,6 +95,7 @@ class Engine {
   void enter_cache(Worker& worker, const Step& step, int layer, const Heads& heads);
   void norm_and_rotate(const Step& step, const Heads& heads, const Segment& s, int row,
                        const float* norm, float* head) const;
+  void quantize_row(const Activations& x, int row);
   bool fold(Step& step, HeadShape shape, float* q, float scale);
 
   const Kernels& kernels_;

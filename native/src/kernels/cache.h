@@ -14,13 +14,6 @@ static inline float largest_magnitude(const float* x, int n) {
   return f_reduce_max(largest);
 }
 
-// NaN and infinity show up in the sum of x * 0.
-static inline bool all_finite(const float* x, int n) {
-  F sum = f_zero();
-  for (int i = 0; i < n; i += 16) sum = sum + f_load(x + i) * f_zero();
-  return f_reduce_add(sum) == 0.0f;
-}
-
 // scale = max|x| / 127, code = rint(x / scale); 0 for a zero row. Returns the scale.
 static inline float quantize_q8(const float* x, int n, int8_t* codes) {
   const float scale = largest_magnitude(x, n) / 127.0f;

@@ -40,7 +40,14 @@ static inline Scale scale_for(float largest) {
   return {largest / 127.0f, 127.0f / largest};
 }
 
-static void quantize_row(const Activations& x, int row) {
+// NaN and infinity show up in the sum of x * 0.
+static inline bool all_finite(const float* x, int n) {
+  F sum = f_zero();
+  for (int i = 0; i < n; i += 16) sum = sum + f_load(x + i) * f_zero();
+  return f_reduce_add(sum) == 0.0f;
+}
+
+static bool quantize_row(const Activations& x, int row) {
   const int groups = x.cols / kGroup;
   const float* values = x.values + static_cast<size_t>(row) * x.cols;
   int8_t* codes = x.codes + static_cast<size_t>(row) * x.cols;
@@ -58,6 +65,7 @@ static void quantize_row(const Activations& x, int row) {
     x.codes_sum[at] = sum;
     x.sum[at] = s.scale * static_cast<float>(sum);
   }
+  return all_finite(values, x.cols);
 }
 
 static void rms_norm(const float* x, const float* weight, float eps, int n, float* y) {

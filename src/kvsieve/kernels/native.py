@@ -141,7 +141,7 @@ class NativeBackend:
         check_f32("project", "x", x, (None, weight.cols))
         y = np.empty((x.shape[0], weight.rows), np.float32)
         if x.shape[0]:
-            self._engine.project(x, weight, y)
+            self._check_finite("project", self._engine.project(x, weight, y), name="x")
         return y
 
     def rms_norm(self, x: F32, weight: F32, *, eps: float) -> F32:
@@ -272,13 +272,13 @@ class NativeBackend:
         Raises
         ------
         NumericalError
-            if NaN or infinity reached the queries, keys or values
+            if an activation is NaN or infinite, or a key or value too large for an f16 cache
         """
         check_f32("run_layer", "hidden", hidden, (step.rows, None))
         if not self._engine.run_layer(layer, index, hidden, step):
             raise NumericalError(
-                f"[run_layer] layer {index}: expected finite queries, and keys and values that fit "
-                "the cache type, got NaN, infinity or larger ones"
+                f"[run_layer] layer {index}: expected finite activations, and keys and values that "
+                "fit the cache type, got NaN, infinity or larger ones"
             )
 
     def step_stats(self, step: Any) -> StepStats:
@@ -303,9 +303,11 @@ class NativeBackend:
         return self.begin_step([segment], nothing, nothing)
 
     @staticmethod
-    def _check_finite(function: str, ok: bool) -> None:
+    def _check_finite(function: str, ok: bool, *, name: str = "q") -> None:
         if not ok:
-            raise NumericalError(f"[{function}] q: expected finite values, got NaN or infinity")
+            raise NumericalError(
+                f"[{function}] {name}: expected finite values, got NaN or infinity"
+            )
 
 
 # -- checks --------------------------------------------------------------------------------
