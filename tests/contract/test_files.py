@@ -81,5 +81,12 @@ def test_a_machine_is_recognised(text: str) -> None:
 
 
 def test_scripts_are_executable() -> None:
-    scripts = ["demo", "test", ".ci/run", "scripts/setup.sh", "scripts/lint.sh"]
+    scripts = [
+        "demo",
+        "test",
+        ".ci/run",
+        "scripts/setup.sh",
+        "scripts/lint.sh",
+        "scripts/test_arm.sh",
+    ]
     assert [name for name in scripts if not (ROOT / name).stat().st_mode & 0o100] == []
