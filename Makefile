@@ -1,4 +1,4 @@
-.PHONY: demo test test-slow test-arm lint format wheel clean
+.PHONY: demo test test-slow test-arm lint format bench-peers wheel clean
 
 demo: ## set up, then answer from a long prompt exactly and sparsely
 	./demo
@@ -19,6 +19,9 @@ lint: ## the checks without the tests
 format: ## let ruff and clang-format rewrite what they can
 	scripts/setup.sh dev
 	scripts/lint.sh --fix
+
+bench-peers: ## speed beside other engines, about 10 minutes; IK_BIN=PATH adds ik_llama.cpp's llama-bench
+	scripts/bench_peers.sh $(if $(IK_BIN),--ik-bin $(IK_BIN)) $(ARGS)
 
 wheel: ## a wheel in dist/, built in isolation (needs a C++20 compiler on PATH)
 	scripts/setup.sh

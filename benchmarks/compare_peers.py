@@ -1,196 +1,171 @@
 """Speed of kvsieve beside other CPU engines, on the same file, in alternating rounds of one run.
 
-    python benchmarks/compare_peers.py --depths 512,4096 --rounds 3
+    python benchmarks/compare_peers.py --depths 512,4096 --rounds 3 --out report/peers
 
-Arms: kvsieve exact and sparse (q8_0 cache), and llama.cpp through `llama-cpp-python` where that is
-installed (f16 and q8_0 cache, flash attention on). Every round runs every arm once at every depth.
-A figure is the median over rounds, a ratio the median of the per-round ratios to the named base
-arm, with its lowest and highest value. Other work on the machine disturbs both sides.
+Engines, by the words of --arms:
+
+    exact, sparse            kvsieve, q8_0 cache; sparse: k=32, even, shared by group
+    llama-f16, llama-q8_0    llama.cpp, if `llama-cpp-python` is installed
+    ov                       OpenVINO GenAI, if `openvino-genai` is installed
+    ov-xattention, ov-trishape    ... with its sparse attention
+    ik-q8_0, ik-f16          ik_llama.cpp, by --ik-bin PATH of its llama-bench
+
+An engine that is missing or fails is left out, with a line that says why. One that answers a pass
+key wrongly is marked, and no ratio is against it. Other work on the machine disturbs all sides.
 """
 
 import argparse
-import ctypes
-import json
-import platform
-import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
-from kvsieve import LLM, SamplingParams, SparseAttention
+from kvsieve import LLM
 from kvsieve.engine.model_loader import resolve_model
+from kvsieve.errors import KvsieveError
+from kvsieve.evals.corpus import PasskeyPrompt, filler_tokens, passkey_prompt
+from kvsieve.models.gguf import GgufFile
+from peers.arms import Prompt
+from peers.choose import ALL_ARMS, DEFAULT_ARMS, Setup, build_arms
+from peers.figures import Comparison, Engine, ratios
+from peers.machine import machine
+from peers.plot import write_plot
+from peers.report import to_json, to_markdown
+from peers.rounds import WARM_UP_TOKENS, Rounds, minutes, say
 
-DECODE_TOKENS = 24
-
-
-@dataclass(frozen=True)
-class Speed:
-    prefill_s: float
-    decode_ms: float
-
-
-class KvsieveArm:
-    """Our engine with one attention setting."""
-
-    def __init__(self, llm: LLM, name: str, sparse: SparseAttention | None) -> None:
-        self.name, self._llm, self._sparse = name, llm, sparse
-
-    def measure(self, tokens: Sequence[int]) -> Speed:
-        params = SamplingParams(max_tokens=DECODE_TOKENS + 1, ignore_eos=True)
-        done = self._llm.generate(list(tokens), params, sparse=self._sparse)
-        wants_sparse = self._sparse is not None and len(tokens) > 32 * self._sparse.k + 128
-        if wants_sparse and done.attention.mode != "sparse":
-            raise RuntimeError(f"{self.name} ran exactly: {done.attention.exact_because}")
-        decode = statistics.median(token.total_ms for token in done.tokens)
-        return Speed(done.timings.prompt_ms / 1e3, decode)
+DECODE_TOKENS = 32
+PASSKEY_PLACES = (0.1, 0.5, 0.9)
 
 
-class LlamaCppArm:
-    """llama.cpp by package, through its C interface: no Python between tokens."""
-
-    def __init__(self, model: Path, cache_type: str, threads: int) -> None:
-        import llama_cpp
-
-        self._lib, self._threads = llama_cpp, threads
-        self.name = f"llama.cpp {cache_type}"
-        self._type = {"f16": llama_cpp.GGML_TYPE_F16, "q8_0": llama_cpp.GGML_TYPE_Q8_0}[cache_type]
-        self._quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
-        llama_cpp.llama_log_set(self._quiet, ctypes.c_void_p(0))
-        llama_cpp.llama_backend_init()
-        params = llama_cpp.llama_model_default_params()
-        params.n_gpu_layers = 0
-        self._model = llama_cpp.llama_model_load_from_file(str(model).encode(), params)
-
-    def measure(self, tokens: Sequence[int]) -> Speed:
-        lib = self._lib
-        params = lib.llama_context_default_params()
-        params.n_ctx = len(tokens) + DECODE_TOKENS + 8
-        params.n_batch, params.n_ubatch = 2048, 512
-        params.n_threads = params.n_threads_batch = self._threads
-        params.flash_attn_type = 1
-        params.type_k = params.type_v = self._type
-        context = lib.llama_init_from_model(self._model, params)
-        try:
-            start = time.perf_counter()
-            for at in range(0, len(tokens), 2048):
-                self._decode(context, tokens[at : at + 2048])
-            prefill = time.perf_counter() - start
-            steps = [self._step(context, token) for token in tokens[:DECODE_TOKENS]]
-        finally:
-            lib.llama_free(context)
-        return Speed(prefill, statistics.median(steps))
-
-    def _step(self, context: object, token: int) -> float:
-        start = time.perf_counter()
-        self._decode(context, [token])
-        self._lib.llama_get_logits(context)
-        return 1e3 * (time.perf_counter() - start)
-
-    def _decode(self, context: object, tokens: Sequence[int]) -> None:
-        array = (ctypes.c_int32 * len(tokens))(*tokens)
-        code = self._lib.llama_decode(context, self._lib.llama_batch_get_one(array, len(tokens)))
-        if code:
-            raise RuntimeError(f"llama_decode returned {code}")
+def numbers(text: str) -> list[int]:
+    return sorted({int(part) for part in text.split(",")})
 
 
-def build_arms(model: Path, threads: int, wanted: Sequence[str]) -> list[KvsieveArm | LlamaCppArm]:
-    llm = LLM(model, threads=threads)
-    sparse = SparseAttention(k=32, selector="even", share="group")
-    makers: dict[str, Callable[[], KvsieveArm | LlamaCppArm]] = {
-        "exact": lambda: KvsieveArm(llm, "kvsieve exact", None),
-        "sparse": lambda: KvsieveArm(llm, "kvsieve sparse k=32", sparse),
-        "llama-f16": lambda: LlamaCppArm(model, "f16", threads),
-        "llama-q8_0": lambda: LlamaCppArm(model, "q8_0", threads),
-    }
-    arms = []
-    for name in wanted:
-        try:
-            arms.append(makers[name]())
-        except ImportError as error:
-            print(f"left out {name}: {error}", file=sys.stderr)
-    return arms
+def names(text: str) -> list[str]:
+    wanted = text.split(",")
+    if unknown := set(wanted) - set(ALL_ARMS):
+        raise argparse.ArgumentTypeError(f"expected some of {', '.join(ALL_ARMS)}, got {unknown}")
+    return wanted
 
 
-def run(arms: Sequence[KvsieveArm | LlamaCppArm], depths: Sequence[int], rounds: int) -> dict:
-    """speeds[depth][arm name] -> one Speed per round; the first round is a warm-up and not kept."""
-    rng = np.random.default_rng(0)
-    prompts = {depth: rng.integers(100, 30_000, depth).tolist() for depth in depths}
-    speeds = {depth: {arm.name: [] for arm in arms} for depth in depths}
-    for round_number in range(rounds + 1):
-        for depth in depths:
-            for arm in arms:
-                speed = arm.measure(prompts[depth] if round_number else prompts[depth][:256])
-                if round_number:
-                    speeds[depth][arm.name].append(speed)
-                print(
-                    f"\rround {round_number}/{rounds}, {depth} tokens, {arm.name:24}",
-                    end="",
-                    file=sys.stderr,
-                    flush=True,
-                )
-    print(file=sys.stderr)
-    return speeds
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-m", "--model", default="smollm2", help="the word smollm2, or a GGUF file")
+    parser.add_argument("-t", "--threads", type=int, default=2, help="threads of every engine")
+    parser.add_argument("--depths", type=numbers, default=[512, 2048, 4096, 8000])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--arms", type=names, default=list(DEFAULT_ARMS))
+    parser.add_argument("--base", help="ratios against this engine, not the best peer per depth")
+    parser.add_argument("--passkey", type=int, default=6000, help="tokens to ask in; 0: don't ask")
+    parser.add_argument("--out", type=Path, help="folder for report.md, results.json, speed.png")
+    parser.add_argument("--ik-bin", type=Path, help="llama-bench of ik_llama.cpp")
+    parser.add_argument("--llama-python", default=sys.executable, help="interpreter with llama_cpp")
+    parser.add_argument(
+        "--openvino-python", default=sys.executable, help="interpreter with openvino_genai"
+    )
+    parser.add_argument("--openvino-batch", type=int, default=1024, help="its tokens per step")
+    return parser.parse_args()
 
 
-def spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+def has_vocabulary(model: Path) -> bool:
+    with GgufFile.open(model) as file:
+        return bool(file.metadata.get("tokenizer.ggml.model", "no_vocab") != "no_vocab")
 
 
-def report(speeds: dict, base: str) -> str:
-    lines = [
-        f"| depth | engine | prefill tokens/s | decode ms | prefill against {base} | decode |",
-        "| --- | --- | --- | --- | --- | --- |",
+def make_prompts(llm: LLM, depths: Sequence[int], *, vocabulary: bool) -> dict[int, Prompt]:
+    """Filler text of so many tokens, or random tokens where there are no words."""
+    prompts = {}
+    for depth in depths:
+        if vocabulary:
+            token_ids = filler_tokens(llm.tokenizer, depth)
+            text = llm.tokenizer.decode(token_ids)
+            prompts[depth] = Prompt(token_ids=token_ids, text=text)
+        else:
+            random = np.random.default_rng(depth).integers(0, llm.config.vocab_size, depth)
+            prompts[depth] = Prompt(token_ids=random.tolist(), text=None)
+    return prompts
+
+
+def make_questions(llm: LLM, length: int) -> list[PasskeyPrompt]:
+    return [
+        passkey_prompt(llm.tokenizer, length=length, depth=place, seed=i)
+        for i, place in enumerate(PASSKEY_PLACES)
     ]
-    for depth, by_arm in speeds.items():
-        for name, rounds in by_arm.items():
-            prefill = statistics.median(depth / speed.prefill_s for speed in rounds)
-            decode = statistics.median(speed.decode_ms for speed in rounds)
-            ratios = ["", ""]
-            if base in by_arm and name != base:
-                pairs = list(zip(rounds, by_arm[base], strict=True))
-                ratios = [
-                    spread([other.prefill_s / own.prefill_s for own, other in pairs]),
-                    spread([other.decode_ms / own.decode_ms for own, other in pairs]),
-                ]
-            cells = [f"{depth:,}", name, f"{prefill:,.0f}", f"{decode:.2f}", *ratios]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
-def machine() -> str:
-    cpu = platform.processor() or platform.machine()
+def compare(args: argparse.Namespace, llm: LLM, setup: Setup) -> Comparison:
+    facts = machine(isa=llm.info.isa, threads=args.threads)
+    rounds = Rounds([], decode_tokens=DECODE_TOKENS)
+    with ExitStack() as stack:
+        rounds.arms = build_arms(args.arms, setup, rounds.leave_out)
+        for arm in rounds.arms:
+            stack.callback(arm.close)
+        warm_up = make_prompts(llm, [WARM_UP_TOKENS], vocabulary=setup.vocabulary)
+        rounds.warm_up(warm_up[WARM_UP_TOKENS])
+        questions = make_questions(llm, args.passkey) if args.passkey and setup.vocabulary else []
+        asked = [len(question.token_ids) for question in questions]
+        seconds = args.rounds * rounds.estimate(args.depths) + rounds.estimate(asked)
+        say(f"about {minutes(seconds)} in all, by how fast a short prompt went")
+        answers = rounds.ask_all(questions)
+        prompts = make_prompts(llm, args.depths, vocabulary=setup.vocabulary)
+        speeds = rounds.time_all(prompts, args.rounds)
+        engines = [
+            Engine(name=arm.name, version=arm.version, is_peer=arm.is_peer) for arm in rounds.arms
+        ]
+    return Comparison(
+        machine=facts,
+        settings={
+            "model": Path(setup.model).name,
+            "threads": str(args.threads),
+            "rounds": str(args.rounds),
+            "decoded tokens per run": str(DECODE_TOKENS),
+        },
+        engines=engines,
+        speeds=speeds,
+        answers=answers,
+        left_out=rounds.left_out,
+    )
+
+
+def write(comparison: Comparison, *, base: str | None, out: Path | None) -> None:
+    rows = ratios(comparison, base=base)
+    markdown = to_markdown(comparison, rows)
+    print(markdown)
+    if out is None:
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "report.md").write_text(markdown, encoding="utf-8")
+    (out / "results.json").write_text(to_json(comparison, rows), encoding="utf-8")
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    return f"{cpu}, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
+        write_plot(comparison, out / "speed.png")
+    except ImportError as error:
+        say(f"no plot: {error}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-m", "--model", default="smollm2")
-    parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("--depths", default="512,4096")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--arms", default="exact,sparse,llama-f16")
-    parser.add_argument("--base", default="llama.cpp f16", help="the arm that ratios are against")
-    parser.add_argument("--json", type=Path, help="also write every round's figures here")
-    args = parser.parse_args()
-    arms = build_arms(resolve_model(args.model), args.threads, args.arms.split(","))
-    speeds = run(arms, [int(depth) for depth in args.depths.split(",")], args.rounds)
-    print(f"{machine()}; {args.threads} threads, {args.rounds} rounds\n")
-    print(report(speeds, args.base))
-    if args.json:
-        plain = {
-            depth: {name: [vars(speed) for speed in rounds] for name, rounds in by_arm.items()}
-            for depth, by_arm in speeds.items()
-        }
-        args.json.write_text(json.dumps({"machine": machine(), "speeds": plain}, indent=1) + "\n")
+    args = arguments()
+    try:
+        model = resolve_model(args.model)
+        longest = max([*args.depths, args.passkey, WARM_UP_TOKENS])
+        llm = LLM(model, threads=args.threads, ctx_size=longest + DECODE_TOKENS + 1)
+    except KvsieveError as error:
+        sys.exit(f"compare_peers.py: error: {error}")
+    with llm:
+        setup = Setup(
+            llm=llm,
+            model=model,
+            vocabulary=has_vocabulary(model),
+            threads=args.threads,
+            llama_python=args.llama_python,
+            openvino_python=args.openvino_python,
+            openvino_batch=args.openvino_batch,
+            ik_bin=args.ik_bin,
+        )
+        write(compare(args, llm, setup), base=args.base, out=args.out)
 
 
 if __name__ == "__main__":

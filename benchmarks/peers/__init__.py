@@ -1,0 +1,1 @@
+"""Arms, rounds and tables of compare_peers.py."""
