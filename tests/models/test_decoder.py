@@ -18,6 +18,7 @@ from kvsieve.types import CacheType
 from tests.models.llama_oracle import LlamaOracle
 from tests.tiny_model import write_tiny_gguf
 
+SMAPS = Path("/proc/self/smaps")
 IDS = np.random.default_rng(5).integers(0, 288, 70).astype(np.int32)
 
 
@@ -322,6 +323,40 @@ def test_files_that_do_not_fit_are_refused_before_packing(
     with pytest.raises(ModelFileError, match=words):
         recorded(path, recorder)
     assert recorder.calls == []
+
+
+@pytest.mark.skipif(not SMAPS.exists(), reason="only Linux tells what of a mapping is resident")
+def test_a_file_does_not_stay_in_memory_beside_its_packed_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", layers=3, hidden=256, ffn=2048, kv_heads=4)
+    seen: list[int] = []
+    pack = ReferenceBackend.pack_weight
+
+    def watched(self: ReferenceBackend, source: Any, **options: Any) -> Any:
+        seen.append(resident_bytes(path))
+        return pack(self, source, **options)
+
+    monkeypatch.setattr(ReferenceBackend, "pack_weight", watched)
+    decoder = build(path, weights="packed")
+    largest = 3 * 2048 * 256 * 4 + 4 * 256 * 256 * 4  # one layer
+    assert path.stat().st_size > 3 * largest
+    # Around a page that is asked for, the kernel maps its neighbours too, up to 2 MiB.
+    assert 0 < max(seen) < largest + 2**22
+    assert resident_bytes(path) == 0
+    assert np.isfinite(logits_of(decoder, IDS)).all()
+
+
+def resident_bytes(path: Path) -> int:
+    """What of the mapping of `path` is in this process's memory."""
+    inside, total = False, 0
+    for line in SMAPS.read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and not first.endswith(":"):
+            inside = line.endswith(str(path))
+        elif inside and first == "Rss:":
+            total += 1024 * int(line.split()[1])
+    return total
 
 
 def test_unknown_mode_and_fingerprint(tmp_path: Path) -> None:

@@ -53,10 +53,11 @@ class Decoder:
                 f"[Decoder] weights: expected one of {', '.join(get_args(WeightMode))}, "
                 f"got {weights!r}"
             )
+        fingerprint = file.fingerprint()
         _check_tensors(config, file)
         self.config = config
         self.backend = backend
-        self.fingerprint = file.fingerprint()
+        self.fingerprint = fingerprint
         self._file = file
         self._mode: WeightMode = weights
         table = (config.vocab_size, config.hidden_size)
@@ -71,6 +72,7 @@ class Decoder:
         ]
         self._output_norm = vector(file, OUTPUT_NORM, length=config.hidden_size)
         self._output = self._pack(EMBEDDING if config.tie_embeddings else OUTPUT, table)
+        file.forget_pages()
 
     def forward(
         self,
@@ -143,6 +145,8 @@ class Decoder:
             field: vector(self._file, name, length=length)
             for field, (name, length) in layer_norms(self.config, layer).items()
         }
+        # Packed by now: the file's pages need not stay in memory beside the copy.
+        self._file.forget_pages()
         return LayerWeights(**matrices, **norms)
 
     def _pack(self, name: str, shape: tuple[int, int]) -> Any:
@@ -163,7 +167,9 @@ def _check_tensors(config: ModelConfig, file: GgufFile) -> None:
     present = {name: shape for name, shape in optional.items() if name in file.tensors}
     for name, shape in {**required, **present}.items():
         check_tensor(file, name, expect=shape)
-    check_finite(file, file.tensors)
+    for name in file.tensors:
+        check_finite(file, [name])
+        file.forget_pages()
 
 
 def _rope_factors(config: ModelConfig, file: GgufFile) -> F32 | None:

@@ -80,6 +80,14 @@ class GgufFile:
         info = self.tensors[name]
         return self._view()[info.offset : info.offset + info.nbytes]
 
+    def forget_pages(self) -> None:
+        """Take what was read of the mapping out of this process's memory; reading brings it back.
+
+        Pages of a file that was read once, to be packed, would else count as resident for good.
+        """
+        if hasattr(self._mapping, "madvise"):  # not on Windows
+            self._mapping.madvise(mmap.MADV_DONTNEED)
+
     def fingerprint(self) -> str:
         """16 hex digits that tell this model from others without reading all of it.
 
