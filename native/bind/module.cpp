@@ -2,6 +2,7 @@
 // shapes, types and ranges before it calls; nothing here is meant to be called by users.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -61,11 +62,12 @@ kvsieve::CacheType cache_type(const std::string& name) {
 }
 
 std::unique_ptr<kvsieve::Weight> pack_weight(const AnyArray& data, const std::string& format,
-                                             int rows, int cols, const std::string& kind) {
+                                             int rows, int cols, const std::string& kind,
+                                             std::shared_ptr<kvsieve::Arena> arena) {
   const kvsieve::SourceFormat source = source_format(format);
   const kvsieve::WeightKind target = weight_kind(kind);
   nb::gil_scoped_release release;
-  return kvsieve::Weight::pack(data.data(), source, rows, cols, target);
+  return kvsieve::Weight::pack(data.data(), source, rows, cols, target, std::move(arena));
 }
 
 // Steps and layers point into arrays; these keep the arrays alive.
@@ -197,8 +199,10 @@ std::vector<kvsieve::Lists> make_lists(int heads, int tiles, const std::vector<i
 NB_MODULE(_native, m) {
   m.doc() = "The C++ core of kvsieve. Use it through kvsieve.kernels.native.";
   m.def("isa_list", &isa_list, "Instruction sets built in, best first: (name, supported here).");
-  m.def("pack_weight", &pack_weight, "data"_a, "format"_a, "rows"_a, "cols"_a, "kind"_a,
-        nb::sig("def pack_weight(data: object, format: str, rows: int, cols: int, kind: str) -> "
+  nb::class_<kvsieve::Arena>(m, "Arena").def(nb::init<>());
+  m.def("pack_weight", &pack_weight, "data"_a, "format"_a, "rows"_a, "cols"_a, "kind"_a, "arena"_a,
+        nb::sig("def pack_weight(data: object, format: str, rows: int, cols: int, kind: str, "
+                "arena: Arena) -> "
                 "Weight | None"));
 
   nb::class_<kvsieve::Weight>(m, "Weight")

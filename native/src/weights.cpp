@@ -35,17 +35,22 @@ bool quantize_group(const float* x, int8_t* codes, uint16_t* d) {
 
 }  // namespace
 
+template <class T>
+T* Weight::allocate(size_t count) {
+  bytes_ += count * sizeof(T);
+  return static_cast<T*>(arena_->allocate(count * sizeof(T)));
+}
+
 std::unique_ptr<Weight> Weight::pack(const void* data, SourceFormat format, int rows, int cols,
-                                     WeightKind kind) {
+                                     WeightKind kind, std::shared_ptr<Arena> arena) {
   auto weight = std::make_unique<Weight>();
+  weight->arena_ = std::move(arena);
   WeightView& v = weight->view_;
   v = {kind, rows, cols, 0, nullptr, nullptr, nullptr, nullptr};
   const int panels = weight->panels(), groups = cols / kGroup;
   const size_t padded = static_cast<size_t>(panels) * kPanel * cols;
   if (kind == WeightKind::f32) {
-    weight->values_.reserve(padded);
-    float* out = weight->values_.data();
-    std::memset(out, 0, padded * sizeof(float));
+    float* out = weight->allocate<float>(padded);
     const float* in = static_cast<const float*>(data);
     for (int r = 0; r < rows; r++)
       for (int c = 0; c < cols; c++)
@@ -54,19 +59,15 @@ std::unique_ptr<Weight> Weight::pack(const void* data, SourceFormat format, int 
     v.values = out;
     return weight;
   }
+  // Rows that fill up the last panel stay zero, as the arena gave them.
   const size_t scales = static_cast<size_t>(panels) * groups * kPanel;
-  weight->codes_.reserve(kind == WeightKind::q4 ? padded / 2 : padded);
-  weight->d_.reserve(scales);
-  std::memset(weight->codes_.data(), 0, weight->codes_.size());
-  std::memset(weight->d_.data(), 0, 2 * scales);
-  if (format == SourceFormat::q4_1) {
-    weight->m_.reserve(scales);
-    std::memset(weight->m_.data(), 0, 2 * scales);
-    v.m = weight->m_.data();
-  }
+  weight->codes_ = weight->allocate<uint8_t>(kind == WeightKind::q4 ? padded / 2 : padded);
+  weight->d_ = weight->allocate<uint16_t>(scales);
+  if (format == SourceFormat::q4_1) weight->m_ = weight->allocate<uint16_t>(scales);
   v.offset = kind == WeightKind::q8 ? 128 : format == SourceFormat::q4_0 ? 8 : 0;
-  v.codes = weight->codes_.data();
-  v.d = weight->d_.data();
+  v.codes = weight->codes_;
+  v.d = weight->d_;
+  v.m = weight->m_;
   const uint8_t* block = static_cast<const uint8_t*>(data);
   for (int r = 0; r < rows; r++)
     for (int g = 0; g < groups; g++, block += block_bytes(format))
@@ -81,11 +82,11 @@ bool Weight::pack_group(const uint8_t* block, SourceFormat format, int row, int 
     // A GGUF block keeps values j and j + 16 in the nibbles of byte j: the panel's order, so whole
     // words move.
     const bool has_m = format == SourceFormat::q4_1;
-    std::memcpy(&d_.data()[at * kPanel + lane], block, 2);
-    if (has_m) std::memcpy(&m_.data()[at * kPanel + lane], block + 2, 2);
+    std::memcpy(&d_[at * kPanel + lane], block, 2);
+    if (has_m) std::memcpy(&m_[at * kPanel + lane], block + 2, 2);
     const uint8_t* codes = block + (has_m ? 4 : 2);
     for (int i = 0; i < 4; i++)
-      std::memcpy(codes_.data() + at * 256 + i * 64 + lane * 4, codes + i * 4, 4);
+      std::memcpy(codes_ + at * 256 + i * 64 + lane * 4, codes + i * 4, 4);
     return true;
   }
   int8_t codes[kGroup];
@@ -99,9 +100,9 @@ bool Weight::pack_group(const uint8_t* block, SourceFormat format, int row, int 
     std::memcpy(values, block, sizeof values);
     fits = quantize_group(values, codes, &d);
   }
-  d_.data()[at * kPanel + lane] = d;
+  d_[at * kPanel + lane] = d;
   for (int i = 0; i < kGroup; i++)
-    codes_.data()[at * 512 + static_cast<size_t>(i / 4) * 64 + lane * 4 + i % 4] =
+    codes_[at * 512 + static_cast<size_t>(i / 4) * 64 + lane * 4 + i % 4] =
         static_cast<uint8_t>(codes[i] + 128);
   return fits;
 }

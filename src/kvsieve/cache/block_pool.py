@@ -1,5 +1,6 @@
 """The pages that all sequences share, handed out one block of 32 tokens at a time."""
 
+import contextlib
 import heapq
 import math
 import mmap
@@ -74,4 +75,9 @@ def _anonymous(shape: tuple[int, ...]) -> U8:
             f"[BlockPool] cache: expected {num_bytes / 2**20:.0f} MiB of address space, "
             f"got {error} (a smaller context needs less)"
         ) from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # Attention walks the pages in order: huge ones save it an address translation each. At
+        # most 2 MiB per layer more than what is used become memory.
+        with contextlib.suppress(OSError):  # a wish: a system without them serves small pages
+            mapping.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapping, np.uint8).reshape(shape)

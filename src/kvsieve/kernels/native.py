@@ -89,6 +89,7 @@ class NativeBackend:
             )
         self._isa = isa or usable[0]
         self._chosen = "asked for" if isa else "the best this processor has"
+        self._arena = _module().Arena()  # weights outlive the backend if somebody keeps them
         self._engine = _module().Engine(self._isa, threads)
 
     @property
@@ -129,7 +130,7 @@ class NativeBackend:
         target = kind or _default_kind(source)
         _check_source(source, target)
         data = np.ascontiguousarray(source.data)
-        weight = _module().pack_weight(data, source.format, source.rows, source.cols, target)
+        weight = _module().pack_weight(data, source.format, source.rows, source.cols, target, self._arena)
         if weight is None:
             raise ModelFileError(
                 "[pack_weight] values: expected magnitudes below 8.3e6 (f16 scales), got more"
