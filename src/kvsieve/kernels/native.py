@@ -130,7 +130,9 @@ class NativeBackend:
         target = kind or _default_kind(source)
         _check_source(source, target)
         data = np.ascontiguousarray(source.data)
-        weight = _module().pack_weight(data, source.format, source.rows, source.cols, target, self._arena)
+        weight = _module().pack_weight(
+            data, source.format, source.rows, source.cols, target, self._arena
+        )
         if weight is None:
             raise ModelFileError(
                 "[pack_weight] values: expected magnitudes below 8.3e6 (f16 scales), got more"
