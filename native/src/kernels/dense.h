@@ -21,6 +21,15 @@ static inline void store_outputs(float* y, F sum, int lanes, bool add) {
   }
 }
 
+template <int R>
+static inline void store_tile(const WeightView& w, const F* acc, int row, int panel, float* y,
+                              int y_stride, bool add) {
+  const int lanes = w.rows - panel * kPanel < kPanel ? w.rows - panel * kPanel : kPanel;
+  KVSIEVE_UNROLL
+  for (int r = 0; r < R; r++)
+    store_outputs(y + static_cast<size_t>(row + r) * y_stride + panel * kPanel, acc[r], lanes, add);
+}
+
 template <int R, bool kFourBit, bool kHasM>
 static inline void quantized_tile(const WeightView& w, const Activations& x, int row, int panel,
                                   float* y, int y_stride, bool add) {
@@ -67,10 +76,7 @@ static inline void quantized_tile(const WeightView& w, const Activations& x, int
       if constexpr (kHasM) acc[r] = f_fma(offset, f_set1(x.sum[at]), acc[r]);
     }
   }
-  const int lanes = w.rows - panel * kPanel < kPanel ? w.rows - panel * kPanel : kPanel;
-  KVSIEVE_UNROLL
-  for (int r = 0; r < R; r++)
-    store_outputs(y + static_cast<size_t>(row + r) * y_stride + panel * kPanel, acc[r], lanes, add);
+  store_tile<R>(w, acc, row, panel, y, y_stride, add);
 }
 
 template <int R>
@@ -86,10 +92,7 @@ static inline void f32_tile(const WeightView& w, const Activations& x, int row, 
     for (int r = 0; r < R; r++)
       acc[r] = f_fma(column, f_set1(x.values[static_cast<size_t>(row + r) * x.cols + i]), acc[r]);
   }
-  const int lanes = w.rows - panel * kPanel < kPanel ? w.rows - panel * kPanel : kPanel;
-  KVSIEVE_UNROLL
-  for (int r = 0; r < R; r++)
-    store_outputs(y + static_cast<size_t>(row + r) * y_stride + panel * kPanel, acc[r], lanes, add);
+  store_tile<R>(w, acc, row, panel, y, y_stride, add);
 }
 
 template <int R>
