@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from kvsieve.attention.config import SparseAttention
 from kvsieve.engine import model_loader
 from kvsieve.engine.model_loader import load_model, resolve_model
 from kvsieve.errors import CapacityError, ConfigError, ModelFileError
@@ -76,6 +77,21 @@ def test_the_cache_is_counted_for_the_context_that_was_asked_for(
         load(path)
     with pytest.raises(AssertionError, match="was used"):
         load(path, ctx_size=4096)
+
+
+@pytest.mark.parametrize(
+    ("selector", "mebibytes"),
+    # Per layer, head and token 8 of 32 keys of 16 bytes with a scale of 4: 5 bytes, 20 MiB in all;
+    # importance: 2 layers x 8 bytes a token, 16 MiB.
+    [("even", 180), ("probe", 196)],
+)
+def test_what_a_selector_keeps_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, selector: str, mebibytes: int
+):
+    path = write_tiny_gguf(tmp_path / "long.gguf", context=2**20)
+    monkeypatch.setattr(model_loader, "available_memory", lambda: 100 * 2**20)
+    with pytest.raises(CapacityError, match=f"got {mebibytes} MiB for 1048576 tokens"):
+        load(path, sparse=SparseAttention(selector=selector))
 
 
 def test_a_damaged_file_is_refused(tiny: Path, tmp_path: Path):

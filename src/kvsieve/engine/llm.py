@@ -78,6 +78,7 @@ class LLM:
             cache_types=cache_types,
             ctx_size=ctx_size,
             prefill_chunk=scheduler.prefill_chunk,
+            sparse=sparse,
         )
         self._loaded = loaded
         config = loaded.config

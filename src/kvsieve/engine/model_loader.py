@@ -5,12 +5,13 @@ from importlib.util import find_spec
 from os import PathLike, fspath
 from pathlib import Path
 
+from kvsieve.attention.config import SparseAttention
 from kvsieve.cache.kv_cache import blocks_for
 from kvsieve.engine.memory import MemoryNeed, available_memory, check_memory, packed_bytes
 from kvsieve.engine.no_vocabulary import AnyTokenizer, tokenizer_of
 from kvsieve.errors import ConfigError, ModelFileError
 from kvsieve.kernels.backend import Backend
-from kvsieve.kernels.layout import PageLayout
+from kvsieve.kernels.layout import IndexLayout, PageLayout
 from kvsieve.models.config import ModelConfig
 from kvsieve.models.decoder import Decoder
 from kvsieve.models.gguf import GgufFile
@@ -64,10 +65,12 @@ def load_model(
     cache_types: tuple[CacheType, CacheType],
     ctx_size: int | None,
     prefill_chunk: int,
+    sparse: SparseAttention | None = None,
 ) -> LoadedModel:
     """Open `path`, check that everything fits in memory, and pack its weights for `backend`.
 
-    `ctx_size` None or 0: the context length the model was trained for.
+    `ctx_size` None or 0: the context length the model was trained for. `sparse` counts what its
+    selector keeps beside the cache.
     """
     file = GgufFile.open(path)
     try:
@@ -75,7 +78,14 @@ def load_model(
         tokens = _context(ctx_size, config)
         k_type, v_type = cache_types
         layout = PageLayout(k_type=k_type, v_type=v_type, head_dim=config.head_dim)
-        need = _need(file, config, layout, ctx_size=tokens, prefill_chunk=prefill_chunk)
+        need = _need(
+            file,
+            config,
+            layout,
+            ctx_size=tokens,
+            prefill_chunk=prefill_chunk,
+            selector_bytes=_selector_bytes(sparse, layout, config, ctx_size=tokens),
+        )
         check_memory(need, available_bytes=available_memory())
         return LoadedModel(
             path=path,
@@ -102,15 +112,37 @@ def _context(ctx_size: int | None, config: ModelConfig) -> int:
     return ctx_size
 
 
+def _selector_bytes(
+    sparse: SparseAttention | None, layout: PageLayout, config: ModelConfig, *, ctx_size: int
+) -> int:
+    """The packed index of a q8_0 cache, and the importance of every token, where they are used."""
+    if sparse is None:
+        return 0
+    index = 0
+    if layout.k_type == "q8_0":
+        packed = IndexLayout(
+            head_dim=config.head_dim, block_size=sparse.block_size, num_probes=sparse.num_probes
+        )
+        index = packed.num_groups(ctx_size) * config.num_kv_heads * packed.record_bytes
+    importance = 8 * ctx_size if sparse.uses_importance else 0
+    return config.num_layers * (index + importance)
+
+
 def _need(
-    file: GgufFile, config: ModelConfig, layout: PageLayout, *, ctx_size: int, prefill_chunk: int
+    file: GgufFile,
+    config: ModelConfig,
+    layout: PageLayout,
+    *,
+    ctx_size: int,
+    prefill_chunk: int,
+    selector_bytes: int,
 ) -> MemoryNeed:
     pages = blocks_for(ctx_size) * config.num_layers * config.num_kv_heads
     # A chunk's hidden state, its projections and its activations quantised, and one row of logits.
     widest = 4 * config.hidden_size + 3 * config.intermediate_size
     return MemoryNeed(
         weights_bytes=packed_bytes(file.tensors.values(), tied=config.tie_embeddings),
-        cache_bytes=pages * layout.page_bytes,
+        cache_bytes=pages * layout.page_bytes + selector_bytes,
         scratch_bytes=4 * (prefill_chunk * widest + config.vocab_size),
         ctx_size=ctx_size,
     )
