@@ -11,7 +11,6 @@ template <class T>
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(size_t count) { reserve(count); }
   ~Buffer() { release(); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -24,7 +23,6 @@ class Buffer {
     count_ = count;
   }
   T* data() const { return data_; }
-  size_t size() const { return count_; }
 
  private:
   static constexpr std::align_val_t kAlign{64};

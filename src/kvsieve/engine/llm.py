@@ -16,14 +16,13 @@ from kvsieve.engine.generation import Engine, Generation, Progress
 from kvsieve.engine.model_loader import load_model, resolve_model
 from kvsieve.engine.no_vocabulary import AnyTokenizer, NoVocabulary
 from kvsieve.engine.outputs import Completion, EngineInfo, StreamEvent
-from kvsieve.engine.plan import can_be_sparse
+from kvsieve.engine.plan import can_be_sparse, selector_index
 from kvsieve.engine.runner import Runner
 from kvsieve.engine.sampling import SamplingParams
 from kvsieve.engine.scheduler import Scheduler
 from kvsieve.engine.sequence import Sequence
 from kvsieve.errors import CapacityError, ConfigError, TemplateError
 from kvsieve.kernels.backends import BackendName, make_backend
-from kvsieve.kernels.layout import IndexLayout
 from kvsieve.models.config import ModelConfig
 from kvsieve.types import CACHE_TYPES, F32, I32, CacheType
 from kvsieve.version import __version__
@@ -272,12 +271,7 @@ class LLM:
         keeps_importance = False
         if sparse is not None and can_be_sparse(sparse, max_tokens=max_tokens):
             keeps_importance = sparse.uses_importance
-            if self._pool.layout.k_type == "q8_0":
-                index_layout = IndexLayout(
-                    head_dim=self._pool.layout.head_dim,
-                    block_size=sparse.block_size,
-                    num_probes=sparse.num_probes,
-                )
+            index_layout = selector_index(sparse, self._pool.layout)
         cache = KVCache(
             self._pool,
             max_tokens=max_tokens,

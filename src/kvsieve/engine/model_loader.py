@@ -9,9 +9,10 @@ from kvsieve.attention.config import SparseAttention
 from kvsieve.cache.kv_cache import blocks_for
 from kvsieve.engine.memory import MemoryNeed, available_memory, check_memory, packed_bytes
 from kvsieve.engine.no_vocabulary import AnyTokenizer, tokenizer_of
+from kvsieve.engine.plan import selector_index
 from kvsieve.errors import ConfigError, ModelFileError
 from kvsieve.kernels.backend import Backend
-from kvsieve.kernels.layout import IndexLayout, PageLayout
+from kvsieve.kernels.layout import PageLayout
 from kvsieve.models.config import ModelConfig
 from kvsieve.models.decoder import Decoder
 from kvsieve.models.gguf import GgufFile
@@ -118,12 +119,8 @@ def _selector_bytes(
     """The packed index of a q8_0 cache, and the importance of every token, where they are used."""
     if sparse is None:
         return 0
-    index = 0
-    if layout.k_type == "q8_0":
-        packed = IndexLayout(
-            head_dim=config.head_dim, block_size=sparse.block_size, num_probes=sparse.num_probes
-        )
-        index = packed.num_groups(ctx_size) * config.num_kv_heads * packed.record_bytes
+    packed = selector_index(sparse, layout)
+    index = packed.num_groups(ctx_size) * packed.record_bytes * config.num_kv_heads if packed else 0
     importance = 8 * ctx_size if sparse.uses_importance else 0
     return config.num_layers * (index + importance)
 

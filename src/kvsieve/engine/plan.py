@@ -2,6 +2,7 @@
 
 from kvsieve.attention.config import SparseAttention
 from kvsieve.kernels.backend import SparsePlan
+from kvsieve.kernels.layout import IndexLayout, PageLayout
 from kvsieve.types import BLOCK_SIZE
 
 
@@ -18,6 +19,15 @@ def sparse_plan(
         num_probes=sparse.num_probes,
         share=sparse.share,
         exact_from_tile=max(0, prompt_len - sparse.dense_tail) // BLOCK_SIZE,
+    )
+
+
+def selector_index(sparse: SparseAttention, layout: PageLayout) -> IndexLayout | None:
+    """The packed keys that the selector reads beside a q8_0 key cache; None: it reads the pages."""
+    if layout.k_type != "q8_0":
+        return None
+    return IndexLayout(
+        head_dim=layout.head_dim, block_size=sparse.block_size, num_probes=sparse.num_probes
     )
 
 
