@@ -19,6 +19,7 @@ FENCES = {
     "psutil": "kvsieve.engine.memory",
     "typer": "kvsieve.cli",
     "rich": "kvsieve.cli",
+    "matplotlib": "kvsieve.plotting",
     "kvsieve._native": "kvsieve.kernels.native",
 }
 """Each outside package, and the only module or subpackage that may import it."""
