@@ -27,3 +27,19 @@ class TemplateError(KvsieveError):
 
 class NumericalError(KvsieveError):
     """A computation met NaN or infinity where only finite numbers are possible."""
+
+
+class QueueFullError(CapacityError):
+    """Too many requests wait already; `retry_after_s` is when a place is likely."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ServiceClosedError(KvsieveError):
+    """The service accepts no more requests."""
+
+
+class SlotFileError(KvsieveError):
+    """A saved slot is missing, damaged, or belongs to another model or cache."""

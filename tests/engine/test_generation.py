@@ -83,6 +83,7 @@ def test_a_stop_string_over_tokens_never_leaks(tokenizer: Tokenizer):
     events, done = run(make_generation(decoder_for(tokenizer, script), tokenizer, params=params))
     assert done.text == "ab"
     assert done.finish_reason == "stop"
+    assert done.stop_string == "<stop>"
     assert [event.text for event in events[:8]] == ["a", "b", "", "", "", "", "", ""]
     assert done.token_ids == script[:8]
 
@@ -92,6 +93,7 @@ def test_what_might_have_been_a_stop_string_comes_out_at_the_end(tokenizer: Toke
     decoder = decoder_for(tokenizer, byte_ids(tokenizer, b"ab<s"))
     events, done = run(make_generation(decoder, tokenizer, params=params))
     assert done.text == "ab<s"
+    assert done.stop_string is None
     assert events[-1].text == "<s"
     assert done.finish_reason == "length"
 

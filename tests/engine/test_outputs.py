@@ -70,6 +70,7 @@ def test_the_json_object_word_for_word():
         "completion_tokens": 3,
         "finish_reason": "stop",
         "timings": {
+            "cache_n": 0,
             "prompt_n": 4000,
             "prompt_ms": 500.0,
             "prompt_attention_ms": 200.0,

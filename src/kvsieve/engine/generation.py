@@ -168,6 +168,7 @@ class Generation:
             tokens=self.timings,
             seed=self.sampler.seed,
             engine=self.engine.info,
+            stop_string=self.stops.found,
         )
 
 

@@ -27,6 +27,7 @@ class TokenTiming:
 class Timings:
     """Totals per phase, in llama.cpp's words. ``attention`` leaves out ``select``.
 
+    `cache_n` tokens of the prompt came from a prefix cache and `prompt_n` went through the model.
     The first token is sampled from the prompt's last row, so `predicted_n` tokens take
     ``predicted_n - 1`` decode steps; `Completion.tokens` has each step's own time.
     """
@@ -41,6 +42,7 @@ class Timings:
     predicted_attention_ms: float
     predicted_select_ms: float
     predicted_dense_ms: float
+    cache_n: int = 0
 
     @property
     def prompt_per_second(self) -> float:
@@ -55,6 +57,7 @@ class Timings:
     def to_json(self) -> dict[str, float]:
         """Plain numbers; milliseconds to the microsecond."""
         return {
+            "cache_n": self.cache_n,
             "prompt_n": self.prompt_n,
             "prompt_ms": round(self.prompt_ms, 3),
             "prompt_attention_ms": round(self.prompt_attention_ms, 3),
@@ -145,6 +148,7 @@ class Completion:
 
     ``token_ids`` are all tokens that were generated, an end token and those of a stop string
     included; neither is in ``text``. ``seed`` is the one that was used, given or drawn.
+    ``stop_string`` is the stop string that ended the text, if one did.
     ``tokens`` has one entry per decode step: one fewer than ``token_ids``.
     """
 
@@ -157,6 +161,7 @@ class Completion:
     tokens: list[TokenTiming]
     seed: int
     engine: EngineInfo
+    stop_string: str | None = None
 
     @property
     def completion_tokens(self) -> int:

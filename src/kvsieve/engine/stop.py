@@ -35,7 +35,12 @@ class StopMatcher:
         # Per stop string: how many of its first characters end the text so far.
         self._matched = [0] * len(self._stops)
         self._held = ""
-        self._stopped = False
+        self._found: str | None = None
+
+    @property
+    def found(self) -> str | None:
+        """The stop string that ended the text, once one did."""
+        return self._found
 
     def push(self, text: str) -> tuple[str, bool]:
         """Add `text`; return the text that is safe to give out, and whether a stop was found.
@@ -43,13 +48,13 @@ class StopMatcher:
         What might be the beginning of a stop string is held back. After a stop, nothing more
         comes out.
         """
-        if self._stopped:
+        if self._found is not None:
             return "", True
         pending = self._held + text
         for place, char in enumerate(text, start=len(self._held) + 1):
             found = self._advance(char)
             if found:
-                self._stopped = True
+                self._found = pending[place - found : place]
                 self._held = ""
                 return pending[: place - found], True
         safe = len(pending) - max(self._matched, default=0)
