@@ -113,6 +113,13 @@ static void project(const WeightView& w, const Activations& x, int rows, int pan
       int row = block;
       for (; row + kDenseRows <= end; row += kDenseRows)
         tile<kDenseRows>(w, x, row, panel, y, y_stride, add);
+      // What is left of a prompt, or a few sequences decoded together: rows in fours and twos
+      // share the unpacking of the weights (SmolLM2-135M on two Zen 4 cores: four rows took 2.1
+      // times as long as one, now 1.3).
+      if constexpr (kDenseRows > 4)
+        for (; row + 4 <= end; row += 4) tile<4>(w, x, row, panel, y, y_stride, add);
+      if constexpr (kDenseRows > 2)
+        for (; row + 2 <= end; row += 2) tile<2>(w, x, row, panel, y, y_stride, add);
       for (; row < end; row++) tile<1>(w, x, row, panel, y, y_stride, add);
     }
   }
