@@ -16,6 +16,7 @@ FENCES = {
     "gguf": "kvsieve.models.weights",
     "tokenizers": "kvsieve.engine.tokenizer",
     "jinja2": "kvsieve.engine.template_sandbox",
+    "llguidance": "kvsieve.engine.constraint",
     "psutil": "kvsieve.engine.memory",
     "typer": "kvsieve.cli",
     "rich": "kvsieve.cli",

@@ -8,8 +8,9 @@ import numpy as np
 
 from kvsieve.cache.block_pool import BlockPool
 from kvsieve.cache.kv_cache import KVCache
-from kvsieve.engine.generation import Engine, Generation
+from kvsieve.engine.generation import Generation
 from kvsieve.engine.outputs import EngineInfo
+from kvsieve.engine.reply import Engine
 from kvsieve.engine.runner import Runner
 from kvsieve.engine.sampling import SamplingParams
 from kvsieve.engine.scheduler import Scheduler

@@ -3,6 +3,7 @@ import time
 import numpy as np
 import pytest
 
+from kvsieve.engine.constraint import Constraint
 from kvsieve.engine.outputs import Completion, StreamEvent
 from kvsieve.engine.sampling import SamplingParams
 from kvsieve.engine.tokenizer import Tokenizer
@@ -253,3 +254,32 @@ def test_the_loops_own_cost_is_small(tokenizer: Tokenizer):
     _, done = run(make_generation(decoder, tokenizer, params=params))
     # About 35 us when measured; the bound is twice the 3 %, for a busy machine.
     assert np.median([step.total_ms for step in done.tokens]) < 0.24
+
+
+def test_a_reply_ends_where_its_constraint_lets_nothing_follow(tokenizer: Tokenizer):
+    decoder = decoder_for(tokenizer, byte_ids(tokenizer, b"[7]zz"))
+    params = SamplingParams(constraint=Constraint.regex(r"\[[0-9]\]"), max_tokens=9)
+    _, done = run(make_generation(decoder, tokenizer, params=params))
+    assert (done.text, done.finish_reason, done.completion_tokens) == ("[7]", "stop", 3)
+
+
+def test_a_constraint_overrules_the_model(tokenizer: Tokenizer):
+    decoder = decoder_for(tokenizer, byte_ids(tokenizer, b"hello"))
+    params = SamplingParams(constraint=Constraint.regex("z{4}"), max_tokens=9)
+    _, done = run(make_generation(decoder, tokenizer, params=params))
+    assert done.text == "zzzz"
+
+
+def test_log_probabilities_come_with_each_token(tokenizer: Tokenizer):
+    script = byte_ids(tokenizer, b"ab")
+    params = SamplingParams(max_tokens=2, logprobs=2, logit_bias={script[0]: -9.0})
+    decoder = decoder_for(tokenizer, script)
+    events, done = run(make_generation(decoder, tokenizer, params=params))
+    assert done.text == "zb"
+    # Logits 2, 1 and 0 elsewhere, before the bias; "z" is the stand-in's second choice.
+    total = np.log(np.exp(2) + np.exp(1) + tokenizer.vocab_size - 2)
+    first = events[0].logprobs
+    assert first is not None
+    assert first.logprob == pytest.approx(1 - total, abs=1e-6)
+    assert [one.token_id for one in first.top] == [script[0], byte_ids(tokenizer, b"z")[0]]
+    assert events[-1].logprobs is None

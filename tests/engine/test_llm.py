@@ -266,7 +266,9 @@ def test_every_prompt_token_gives_away_one_probability_per_head(
 ):
     llm = LLM(model, backend=backend, prefill_chunk=chunk)
     ids = np.asarray(make_ids(100), np.int32)
-    sequence = llm._sequence(ids, SPARSE["probe"], max_tokens=200)
+    sequence = llm._preparation.sequence(
+        ids, sparse=SPARSE["probe"], max_tokens=200, pool=llm._pool
+    )
     while sequence.cache.num_tokens < 100:
         llm._engine.runner.forward(llm._engine.scheduler.next_batch([sequence]))
     assert sequence.cache.importance is not None
@@ -293,7 +295,9 @@ def test_a_sequence_keeps_only_what_its_selector_reads(
     llm: LLM, sparse: SparseAttention | None, max_tokens: int, keeps: set[str]
 ):
     ids = np.asarray(make_ids(20), np.int32)
-    cache = llm._sequence(ids, sparse, max_tokens=max_tokens).cache
+    cache = llm._preparation.sequence(
+        ids, sparse=sparse, max_tokens=max_tokens, pool=llm._pool
+    ).cache
     assert {name for name in ("index", "importance") if getattr(cache, name) is not None} == keeps
 
 

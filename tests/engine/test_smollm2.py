@@ -36,7 +36,9 @@ def ids(llm: LLM) -> list[int]:
 
 def decoded_logits(llm: LLM, ids: list[int], *, chunk: int, sparse: SparseAttention | None):
     """Logits after the prompt's last token, and after each of three greedy tokens."""
-    sequence = llm._sequence(np.asarray(ids, np.int32), sparse, max_tokens=len(ids) + 5)
+    sequence = llm._preparation.sequence(
+        np.asarray(ids, np.int32), sparse=sparse, max_tokens=len(ids) + 5, pool=llm._pool
+    )
     scheduler = Scheduler(prefill_chunk=chunk)
     rows = []
     while len(rows) < 4:

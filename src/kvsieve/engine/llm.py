@@ -10,21 +10,21 @@ import numpy as np
 
 from kvsieve.attention.config import SparseAttention
 from kvsieve.cache.block_pool import BlockPool
-from kvsieve.cache.kv_cache import KVCache, blocks_for
+from kvsieve.cache.kv_cache import blocks_for
 from kvsieve.engine.chat_template import ChatTemplate, encode_messages
-from kvsieve.engine.generation import Engine, Generation, Progress
+from kvsieve.engine.generation import Generation, Progress
 from kvsieve.engine.model_loader import load_model, resolve_model
 from kvsieve.engine.no_vocabulary import AnyTokenizer, NoVocabulary
 from kvsieve.engine.outputs import Completion, EngineInfo, StreamEvent
-from kvsieve.engine.plan import can_be_sparse, selector_index
+from kvsieve.engine.preparation import Preparation, checked_sparse
+from kvsieve.engine.reply import Engine
 from kvsieve.engine.runner import Runner
 from kvsieve.engine.sampling import SamplingParams
 from kvsieve.engine.scheduler import Scheduler
-from kvsieve.engine.sequence import Sequence
-from kvsieve.errors import CapacityError, ConfigError, TemplateError
+from kvsieve.errors import ConfigError, TemplateError
 from kvsieve.kernels.backends import BackendName, make_backend
 from kvsieve.models.config import ModelConfig
-from kvsieve.types import CACHE_TYPES, F32, I32, CacheType
+from kvsieve.types import CACHE_TYPES, F32, CacheType
 from kvsieve.version import __version__
 
 
@@ -66,7 +66,7 @@ class LLM:
         isa: str | None = None,
         prefill_chunk: int = 512,
     ) -> None:
-        self.sparse = _checked_sparse(sparse)
+        self.sparse = checked_sparse(sparse)
         scheduler = Scheduler(prefill_chunk=prefill_chunk)
         cache_types = _cache_types(cache_type)
         path = resolve_model(model)
@@ -80,6 +80,7 @@ class LLM:
             sparse=sparse,
         )
         self._loaded = loaded
+        self._preparation = Preparation(loaded)
         config = loaded.config
         self._pool = BlockPool(
             loaded.layout,
@@ -168,17 +169,14 @@ class LLM:
         ConfigError (an empty prompt without a BOS token, an id that is not in the vocabulary, or
         text where the model file has no vocabulary).
         """
-        ids = self._prompt_ids(prompt)
-        params = SamplingParams() if params is None else params
-        if not isinstance(params, SamplingParams):
-            raise ConfigError(f"[LLM] params: expected SamplingParams, got {params!r}")
-        if params.stop and isinstance(self.tokenizer, NoVocabulary):
-            raise self.tokenizer.error("stop", got=repr(params.stop))
-        # The last token generated is never read back, so it needs no place in the context.
-        room = self.ctx_size - len(ids) + 1
-        max_new_tokens = min(params.max_tokens, room)
+        preparation = self._preparation
+        ids = preparation.prompt_ids(prompt)
+        params = preparation.checked_params(params)
+        sequence, max_new_tokens = preparation.sequence_for(
+            ids, params, sparse=self._chosen(sparse), pool=self._pool
+        )
         generation = Generation(
-            self._sequence(ids, sparse, max_tokens=len(ids) + max(0, max_new_tokens - 1)),
+            sequence,
             params,
             engine=self._engine,
             max_new_tokens=max_new_tokens,
@@ -201,13 +199,15 @@ class LLM:
 
         Returns ``f32 [len(token_ids), vocab_size]``.
         """
-        ids = self._prompt_ids(token_ids)
+        ids = self._preparation.prompt_ids(token_ids)
         prompt_len = len(ids) if prompt_len is None else prompt_len
         if not 1 <= prompt_len <= len(ids):
             raise ConfigError(
                 f"[LLM.logits] prompt_len: expected 1 to {len(ids)} (tokens), got {prompt_len}"
             )
-        sequence = self._sequence(ids[:prompt_len], sparse, max_tokens=len(ids))
+        sequence = self._preparation.sequence(
+            ids[:prompt_len], sparse=self._chosen(sparse), max_tokens=len(ids), pool=self._pool
+        )
         sequence.output_ids += ids[prompt_len:].tolist()
         logits = np.empty((len(ids), self.config.vocab_size), np.float32)
         try:
@@ -241,50 +241,14 @@ class LLM:
         """Give the memory back; the LLM is of no use afterwards."""
         self._loaded.file.close()
 
+    def _chosen(self, choice: SparseChoice) -> SparseAttention | None:
+        return self.sparse if choice is UNSET else checked_sparse(choice)
+
     def __enter__(self) -> "LLM":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # -- preparing a sequence -----------------------------------------------------------------
-    def _prompt_ids(self, prompt: str | Items[int]) -> I32:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        if not isinstance(ids, (Items, np.ndarray)):
-            raise ConfigError(f"[LLM] prompt: expected text or a list of token ids, got {ids!r}")
-        if len(ids) == 0:
-            if self.tokenizer.bos_id is None:
-                raise ConfigError(
-                    "[LLM] prompt: expected at least one token, got none, and "
-                    f"{self.config.name} has no BOS token to start from"
-                )
-            ids = [self.tokenizer.bos_id]
-        if len(ids) > self.ctx_size:
-            raise CapacityError(
-                f"[LLM] prompt: expected at most {self.ctx_size} tokens (ctx_size), got {len(ids)}"
-            )
-        return _checked_ids(ids, self.config.vocab_size)
-
-    def _sequence(self, ids: I32, choice: SparseChoice, *, max_tokens: int) -> Sequence:
-        sparse = self.sparse if choice is UNSET else _checked_sparse(choice)
-        index_layout = None
-        keeps_importance = False
-        if sparse is not None and can_be_sparse(sparse, max_tokens=max_tokens):
-            keeps_importance = sparse.uses_importance
-            index_layout = selector_index(sparse, self._pool.layout)
-        cache = KVCache(
-            self._pool,
-            max_tokens=max_tokens,
-            index_layout=index_layout,
-            keeps_importance=keeps_importance,
-        )
-        return Sequence(prompt_ids=ids, cache=cache, sparse=sparse)
-
-
-def _checked_sparse(sparse: SparseAttention | None) -> SparseAttention | None:
-    if sparse is None or isinstance(sparse, SparseAttention):
-        return sparse
-    raise ConfigError(f"[LLM] sparse: expected SparseAttention or None (exact), got {sparse!r}")
 
 
 def _cache_types(cache_type: CacheTypes) -> tuple[CacheType, CacheType]:
@@ -295,18 +259,3 @@ def _cache_types(cache_type: CacheTypes) -> tuple[CacheType, CacheType]:
             f"(keys, values) of them, got {cache_type!r}"
         )
     return pair[0], pair[1]
-
-
-def _checked_ids(ids: Items[int], vocab_size: int) -> I32:
-    array = np.asarray(ids)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ConfigError(
-            "[LLM] prompt: expected text or a list of token ids, "
-            f"got {array.dtype} of shape {array.shape}"
-        )
-    wrong = (array < 0) | (array >= vocab_size)
-    if wrong.any():
-        raise ConfigError(
-            f"[LLM] prompt: expected token ids from 0 to {vocab_size - 1}, got {array[wrong][0]}"
-        )
-    return array.astype(np.int32)

@@ -9,6 +9,25 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenLogprob:
+    """A token and the natural logarithm of its probability."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLogprobs:
+    """The chosen token's log probability, and the most probable tokens, best first.
+
+    Of the model's own distribution, at temperature 1 and before any penalty, bias or cut.
+    """
+
+    logprob: float
+    top: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenTiming:
     """One decode step: a token went through the model, and the next one was sampled.
 
@@ -190,12 +209,14 @@ class StreamEvent:
     """A piece of a stream; the texts of all events join to `Completion.text`.
 
     One event per token: ``text`` may be empty (half a character, or the start of what may be a
-    stop string), ``timing`` is None for the first token, whose logits came with the prompt.
+    stop string), ``timing`` is None for the first token, whose logits came with the prompt,
+    and ``logprobs`` unless they were asked for.
     The last event has no token: it carries held-back text and the `completion`.
     """
 
     text: str
     token_id: int | None = None
+    logprobs: TokenLogprobs | None = None
     timing: TokenTiming | None = None
     completion: Completion | None = None
 

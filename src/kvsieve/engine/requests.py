@@ -9,7 +9,7 @@ from os import PathLike
 from typing import Literal, Protocol, TypeAlias
 
 from kvsieve.attention.config import SparseAttention
-from kvsieve.engine.outputs import Completion, TokenTiming
+from kvsieve.engine.outputs import Completion, TokenLogprobs, TokenTiming
 from kvsieve.engine.sampling import SamplingParams
 from kvsieve.errors import KvsieveError
 
@@ -31,25 +31,6 @@ class GenerationRequest:
 
 
 # -- events, in the order they come: progress, tokens, then one Finished or one Failed -------------
-@dataclass(frozen=True, kw_only=True)
-class TokenLogprob:
-    """A token and the natural logarithm of its probability."""
-
-    token_id: int
-    logprob: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenLogprobs:
-    """The chosen token's log probability, and the most probable tokens, best first.
-
-    Of the model's own distribution, at temperature 1 and before any penalty, bias or cut.
-    """
-
-    logprob: float
-    top: tuple[TokenLogprob, ...]
-
-
 @dataclass(frozen=True, kw_only=True)
 class PromptProgress:
     """Tokens of the prompt that are done: `cached` came from the prefix cache, `processed` holds

@@ -1,4 +1,5 @@
-"""From logits to the next token: greedy, or top-k, top-p, min-p and temperature, in that order.
+"""From logits to the next token: biases, constraint and penalties, then greedy, or top-k, top-p,
+min-p and temperature, in that order.
 
 The order is llama.cpp's (its default chain, without the steps we do not have): top-p and min-p
 look at probabilities at temperature 1, so a high temperature cannot widen what they let through.
@@ -6,12 +7,14 @@ look at probabilities at temperature 1, so a high temperature cannot widen what 
 
 import secrets
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 
 import numpy as np
 
+from kvsieve.engine.constraint import Constraint, Matcher
+from kvsieve.engine.penalties import LogitBias, Penalties
 from kvsieve.engine.stop import stop_strings
 from kvsieve.errors import ConfigError, NumericalError, ShapeError
 from kvsieve.types import F32, F64, I64, AnyArray
@@ -20,6 +23,9 @@ _SPANS = 512
 """Spans whose maxima bound the k-th largest logit from below: for k <= _SPANS, at least k logits
 reach the k-th largest of the maxima. One pass over 49k logits instead of a partial sort of them
 (31 us against 230 us without AVX-512)."""
+
+LARGEST_PENALTY = 1000.0
+"""Of every penalty and bias: far beyond any logit, and no sum overflows."""
 
 _FIRST_NUCLEUS = 256
 """Tokens that top-p sorts first; it sorts eight times as many until their mass suffices."""
@@ -37,6 +43,14 @@ class SamplingParams:
     max_tokens   tokens to generate at most; 0 generates none
     stop         strings that end the text just before them; a bare string is one, None is none
     ignore_eos   go on after an end token
+    min_tokens   draw no end token before so many tokens
+
+    repeat_penalty, frequency_penalty, presence_penalty, repeat_last_n
+                 make tokens less likely that are among the last `repeat_last_n`, those of the
+                 prompt included (`Penalties`); 1, 0 and 0 change nothing
+    logit_bias   added to the logits of token ids; -inf bans one
+    logprobs     report the chosen token's log probability and those of so many best tokens
+    constraint   what the reply has to match; it ends where nothing more may follow
     """
 
     temperature: float = 0.0
@@ -47,6 +61,14 @@ class SamplingParams:
     max_tokens: int = 128
     stop: str | Sequence[str] | None = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repeat_last_n: int = 64
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    logprobs: int | None = None
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         for name, maximum in (("temperature", sys.float_info.max), ("top_p", 1.0), ("min_p", 1.0)):
@@ -61,6 +83,32 @@ class SamplingParams:
                 f"[SamplingParams] ignore_eos: expected True or False, got {self.ignore_eos!r}"
             )
         object.__setattr__(self, "stop", stop_strings(self.stop))
+        _check_integer("min_tokens", self.min_tokens, minimum=0, maximum=None)
+        _check_integer("repeat_last_n", self.repeat_last_n, minimum=-1, maximum=None)
+        for name in ("repeat_penalty", "frequency_penalty", "presence_penalty"):
+            object.__setattr__(self, name, _checked_penalty(name, getattr(self, name)))
+        object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
+        if self.logprobs is not None:
+            _check_integer("logprobs", self.logprobs, minimum=0, maximum=None)
+        if self.constraint is not None and not isinstance(self.constraint, Constraint):
+            raise ConfigError(
+                f"[SamplingParams] constraint: expected a Constraint, got {self.constraint!r}"
+            )
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether tokens that were said before are less likely, or more."""
+        changes = (self.repeat_penalty - 1, self.frequency_penalty, self.presence_penalty)
+        return self.repeat_last_n != 0 and any(changes)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """ConfigError unless every id of `logit_bias` is a token."""
+        for token in self.logit_bias:
+            if token >= vocab_size:
+                raise ConfigError(
+                    f"[SamplingParams] logit_bias: expected token ids from 0 to {vocab_size - 1}, "
+                    f"got {token}"
+                )
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -72,10 +120,34 @@ class Sampler:
     """Draws the tokens of one request; its random numbers belong to it alone.
 
     The same seed, parameters and logits give the same tokens, whatever else runs.
+
+    prompt_ids  what the penalties look back on first
+    end_ids     tokens that are not drawn while `ignore_eos` or `min_tokens` forbids them
+    matcher     of `params.constraint`, at the beginning of the reply
     """
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        prompt_ids: Iterable[int] = (),
+        end_ids: Collection[int] = (),
+        matcher: Matcher | None = None,
+    ) -> None:
         self._params = params
+        self._end_ids = sorted(end_ids)
+        self._matcher = matcher
+        self._bias = LogitBias(params.logit_bias) if params.logit_bias else None
+        self._penalties: Penalties | None = None
+        if params.penalizes:
+            self._penalties = Penalties(
+                last_n=params.repeat_last_n,
+                repeat=params.repeat_penalty,
+                frequency=params.frequency_penalty,
+                presence=params.presence_penalty,
+                seen=prompt_ids,
+            )
+        self._num_accepted = 0
         given = params.seed is not None and params.seed >= 0
         # 32 bits survive any JSON reader and are what llama.cpp prints.
         self._seed = int(params.seed) if given and params.seed is not None else secrets.randbits(32)
@@ -105,6 +177,9 @@ class Sampler:
         token is excluded.
         """
         best = _best(logits)
+        adjusted = self._adjusted(logits)
+        if adjusted is not logits:
+            logits, best = adjusted, _best(adjusted)
         if self._params.temperature == 0:
             return best
         kept = self._candidates(logits, float(logits[best]))
@@ -112,12 +187,44 @@ class Sampler:
             return self._draw(logits, float(logits[best]))
         return int(kept[self._draw(logits[kept], float(logits[best]))])
 
+    def accept(self, token: int) -> None:
+        """Note the token that the reply goes on with, usually the one just sampled."""
+        self._num_accepted += 1
+        if self._penalties is not None:
+            self._penalties.accept(token)
+        if self._matcher is not None and token not in self._end_ids:
+            self._matcher.accept(token)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the constraint lets nothing more follow."""
+        return self._matcher is not None and self._matcher.is_done
+
+    def _adjusted(self, logits: F32) -> F32:
+        """The logits with bans, biases, constraint and penalties: themselves if there are none."""
+        params = self._params
+        # As in llama.cpp, end tokens are never drawn, rather than drawn and passed over.
+        bans_end = params.ignore_eos or self._num_accepted < params.min_tokens
+        bans_end = bans_end and bool(self._end_ids)
+        if not (bans_end or self._bias or self._matcher or self._penalties):
+            return logits
+        logits = logits.copy()
+        if bans_end:
+            logits[self._end_ids] = -np.inf
+        if self._bias is not None:
+            self._bias.apply(logits)
+        if self._matcher is not None:
+            self._matcher.exclude(logits)
+        if self._penalties is not None:
+            self._penalties.apply(logits)
+        return logits
+
     def _candidates(self, logits: F32, best: float) -> I64 | None:
         """Ids left by top-k, top-p and min-p, ascending, the best one among them; None: all."""
         params = self._params
         kept: I64 | None = None
         if params.top_k is not None and 0 < params.top_k < logits.size:
-            kept = np.sort(_largest(logits, int(params.top_k)))
+            kept = np.sort(largest(logits, int(params.top_k)))
         if params.top_p < 1:
             few = logits if kept is None else logits[kept]
             weights = self._shifted(few, best)
@@ -182,7 +289,7 @@ def _best(logits: AnyArray) -> int:
     return best
 
 
-def _largest(logits: F32, k: int) -> I64:
+def largest(logits: F32, k: int) -> I64:
     """Ids of the k largest logits, largest first, ties to the lower id; 1 <= k <= size."""
     if k <= _SPANS < logits.size:
         starts = np.arange(_SPANS) * logits.size // _SPANS
@@ -199,7 +306,7 @@ def _nucleus(logits: F32, weights: F64, top_p: float) -> I64:
     wanted = top_p * weights.sum()
     count = min(_FIRST_NUCLEUS, logits.size)
     while True:
-        order = _largest(logits, count)
+        order = largest(logits, count)
         reached = int(np.searchsorted(np.cumsum(weights[order]), wanted)) + 1
         if reached <= count or count == logits.size:
             return order[: min(reached, count)]
@@ -216,6 +323,35 @@ def _checked_real(name: str, value: object, maximum: float) -> float:
         return number
     allowed = "from 0 to 1" if maximum == 1 else "of at least 0"
     raise ConfigError(f"[SamplingParams] {name}: expected a number {allowed}, got {value!r}")
+
+
+def _checked_penalty(name: str, value: object) -> float:
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else np.nan
+    lowest = 0.0 if name == "repeat_penalty" else -LARGEST_PENALTY
+    # Written so that NaN, which compares false with everything, is refused.
+    if lowest <= number <= LARGEST_PENALTY and (number or name != "repeat_penalty"):
+        return number
+    allowed = "above 0" if name == "repeat_penalty" else f"of at least {lowest:g}"
+    raise ConfigError(
+        f"[SamplingParams] {name}: expected a number {allowed} and at most {LARGEST_PENALTY:g}, "
+        f"got {value!r}"
+    )
+
+
+def _checked_bias(bias: object) -> dict[int, float]:
+    if not isinstance(bias, Mapping):
+        raise ConfigError(
+            f"[SamplingParams] logit_bias: expected numbers by token id, got {bias!r}"
+        )
+    for token, value in bias.items():
+        _check_integer("logit_bias", token, minimum=0, maximum=None)
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if not is_number or not float(value) <= LARGEST_PENALTY:
+            raise ConfigError(
+                f"[SamplingParams] logit_bias: expected numbers of at most {LARGEST_PENALTY:g}, "
+                f"or -inf, got {value!r} for token {token}"
+            )
+    return {int(token): float(value) for token, value in bias.items()}
 
 
 def _check_integer(name: str, value: object, *, minimum: int, maximum: int | None) -> None:

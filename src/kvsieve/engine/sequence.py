@@ -40,11 +40,15 @@ class PhaseTotals:
 
 @dataclass(kw_only=True)
 class Sequence:
-    """Tokens of one request. The first `cache.num_tokens` of them have been through the model."""
+    """Tokens of one request. The first `cache.num_tokens` of them have been through the model.
+
+    `num_cached` of them went through it for an earlier request, and came from a prefix cache.
+    """
 
     prompt_ids: I32
     cache: KVCache
     sparse: SparseAttention | None = None
+    num_cached: int = 0
     output_ids: list[int] = field(default_factory=list)
     prefill: PhaseTotals = field(default_factory=PhaseTotals)
     decode: PhaseTotals = field(default_factory=PhaseTotals)
