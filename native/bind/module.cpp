@@ -61,15 +61,6 @@ kvsieve::CacheType cache_type(const std::string& name) {
   throw std::invalid_argument("unknown cache type: " + name);
 }
 
-std::unique_ptr<kvsieve::Weight> pack_weight(const AnyArray& data, const std::string& format,
-                                             int rows, int cols, const std::string& kind,
-                                             std::shared_ptr<kvsieve::Arena> arena) {
-  const kvsieve::SourceFormat source = source_format(format);
-  const kvsieve::WeightKind target = weight_kind(kind);
-  nb::gil_scoped_release release;
-  return kvsieve::Weight::pack(data.data(), source, rows, cols, target, std::move(arena));
-}
-
 // Steps and layers point into arrays; these keep the arrays alive.
 struct PyLayer {
   kvsieve::Layer layer;
@@ -102,6 +93,11 @@ PyLayer make_layer(const kvsieve::LayerShape& shape, const nb::dict& tensors) {
                   nb::cast<Array<const float>>(get("ffn_norm")).data(),
                   vector_or_null("q_norm"),
                   vector_or_null("k_norm"),
+                  vector_or_null("q_bias"),
+                  vector_or_null("k_bias"),
+                  vector_or_null("v_bias"),
+                  vector_or_null("attn_post_norm"),
+                  vector_or_null("ffn_post_norm"),
                   weight_of(get("q_proj")),
                   weight_of(get("k_proj")),
                   weight_of(get("v_proj")),
@@ -200,12 +196,24 @@ NB_MODULE(_native, m) {
   m.doc() = "The C++ core of kvsieve. Use it through kvsieve.kernels.native.";
   m.def("isa_list", &isa_list, "Instruction sets built in, best first: (name, supported here).");
   nb::class_<kvsieve::Arena>(m, "Arena").def(nb::init<>());
-  m.def("pack_weight", &pack_weight, "data"_a, "format"_a, "rows"_a, "cols"_a, "kind"_a, "arena"_a,
-        nb::sig("def pack_weight(data: object, format: str, rows: int, cols: int, kind: str, "
-                "arena: Arena) -> "
-                "Weight | None"));
 
   nb::class_<kvsieve::Weight>(m, "Weight")
+      .def(
+          "__init__",
+          [](kvsieve::Weight* self, const std::string& format, int rows, int cols,
+             const std::string& kind, std::shared_ptr<kvsieve::Arena> arena) {
+            new (self) kvsieve::Weight(source_format(format), rows, cols, weight_kind(kind),
+                                       std::move(arena));
+          },
+          "format"_a, "rows"_a, "cols"_a, "kind"_a, "arena"_a)
+      .def(
+          "fill",
+          [](kvsieve::Weight& self, const AnyArray& data, int first) {
+            const int count = static_cast<int>(data.shape(0));
+            nb::gil_scoped_release release;
+            return self.fill(data.data(), first, count);
+          },
+          "data"_a, "first"_a)
       .def_prop_ro("rows", [](const kvsieve::Weight& w) { return w.view().rows; })
       .def_prop_ro("cols", [](const kvsieve::Weight& w) { return w.view().cols; })
       .def_prop_ro("nbytes", &kvsieve::Weight::bytes);
@@ -215,19 +223,20 @@ NB_MODULE(_native, m) {
           "__init__",
           [](PyLayer* self, int hidden_size, int intermediate_size, int num_q_heads,
              int num_kv_heads, int head_dim, float rms_norm_eps, bool rope_interleaved,
-             int rope_dim, float attention_scale, const nb::dict& tensors) {
+             int rope_dim, float attention_scale, bool gelu, int window, const nb::dict& tensors) {
             new (self) PyLayer(make_layer({hidden_size,
                                            intermediate_size,
-                                           {num_q_heads, num_kv_heads, head_dim},
+                                           {num_q_heads, num_kv_heads, head_dim, window},
                                            rms_norm_eps,
                                            rope_interleaved,
                                            rope_dim,
-                                           attention_scale},
+                                           attention_scale,
+                                           gelu},
                                           tensors));
           },
           nb::kw_only(), "hidden_size"_a, "intermediate_size"_a, "num_q_heads"_a, "num_kv_heads"_a,
           "head_dim"_a, "rms_norm_eps"_a, "rope_interleaved"_a, "rope_dim"_a, "attention_scale"_a,
-          "tensors"_a);
+          "gelu"_a, "window"_a, "tensors"_a);
 
   nb::class_<PyStep>(m, "Step")
       .def(
@@ -283,6 +292,13 @@ NB_MODULE(_native, m) {
           [](kvsieve::Engine& self, const Array<const float>& gate, const Array<const float>& up,
              Array<float> y) {
             self.kernels().silu_mul(gate.data(), up.data(), static_cast<int>(y.size()), y.data());
+          },
+          "gate"_a, "up"_a, "y"_a)
+      .def(
+          "gelu_mul",
+          [](kvsieve::Engine& self, const Array<const float>& gate, const Array<const float>& up,
+             Array<float> y) {
+            self.kernels().gelu_mul(gate.data(), up.data(), static_cast<int>(y.size()), y.data());
           },
           "gate"_a, "up"_a, "y"_a)
       .def(

@@ -44,7 +44,9 @@ void Attention::prepare(HeadShape shape, const std::vector<Segment>& segments) {
 Attention::List Attention::list(const Segment& s, const Lists& lists, int head, int tile) const {
   const int length = lists.length(head, tile);
   if (length >= 0) return {lists.row(head, tile), length};
-  return {every_block_.data(), s.is_prefill ? s.first_tile() + tile + 1 : s.num_blocks()};
+  const int own = s.is_prefill ? s.first_tile() + tile : s.num_blocks() - 1;
+  const int first = shape_.first_block(own);
+  return {every_block_.data() + first, own + 1 - first};
 }
 
 void Attention::plan(const std::vector<Segment>& segments, const std::vector<Lists>& lists) {
@@ -83,7 +85,7 @@ void Attention::attend_run(const Segment& s, int layer, int kv_head, List blocks
   const int count = std::min(kRunBlocks, blocks.length - run * kRunBlocks);
   for (int i = 0; i < count; i++) pages[i] = s.page(layer, kv_head, run_blocks[i]);
   kernels_.attend_run({&s.layout, pages, run_blocks, count, q, rows, visible, logits,
-                       scratch.codes.data(), o, m, sums});
+                       scratch.codes.data(), o, m, sums, shape_.window});
 }
 
 void Attention::attend_decode(const Segment& s, const Lists& lists, const FoldedQueries& queries,

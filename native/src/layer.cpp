@@ -13,9 +13,9 @@ int64_t now_ns() {
       .count();
 }
 
-// Phases of a layer: 12 of its own, and for each segment at most 1 to enter the cache, 2 to select
+// Phases of a layer: 14 of its own, and for each segment at most 1 to enter the cache, 2 to select
 // and 1 to sum importance.
-int num_phases(size_t segments) { return 12 + 4 * static_cast<int>(segments); }
+int num_phases(size_t segments) { return 14 + 4 * static_cast<int>(segments); }
 
 }  // namespace
 
@@ -54,6 +54,18 @@ void Engine::project_all(Worker& worker, const Activations& x, int rows,
 
 void Engine::quantize_row(const Activations& x, int row) {
   if (!kernels_.quantize_row(x, row)) non_finite_.store(true);
+}
+
+void Engine::project_residual(Worker& worker, const Activations& x, int rows, const Weight& weight,
+                              const float* norm, float eps, float* hidden) {
+  const int width = weight.view().rows;
+  if (!norm) return project_all(worker, x, rows, {{&weight, hidden, width, true}});
+  project_all(worker, x, rows, {{&weight, residual_.data(), width, false}});
+  worker.share(rows, 4, [&](int64_t row) {
+    float *to = hidden + row * width, *part = residual_.data() + row * width;
+    kernels_.rms_norm(part, norm, eps, width, part);
+    for (int i = 0; i < width; i++) to[i] += part[i];
+  });
 }
 
 void Engine::norm_and_rotate(const Step& step, const Heads& heads, const Segment& s, int row,
@@ -108,6 +120,8 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step)
   v_.reserve(static_cast<size_t>(rows) * kv_width);
   gate_.reserve(static_cast<size_t>(rows) * inner);
   up_.reserve(static_cast<size_t>(rows) * inner);
+  if (layer.attn_post_norm || layer.ffn_post_norm)
+    residual_.reserve(static_cast<size_t>(rows) * width);
   queries_.prepare(heads, rows, q_.data());
   selection_.prepare(heads, step.segments);
   attention_.prepare(heads, step.segments);
@@ -121,14 +135,24 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step)
       quantize_row(input, static_cast<int>(row));
     });
   };
+  // Where there is a bias, the projection is added to it.
+  auto place_bias = [&](const float* bias, int length, float* rows_of) {
+    if (!bias) return false;
+    for (int row = 0; row < rows; row++)
+      std::memcpy(rows_of + static_cast<size_t>(row) * length, bias, sizeof(float) * length);
+    return true;
+  };
+  const bool q_add = place_bias(layer.q_bias, q_width, q_.data());
+  const bool k_add = place_bias(layer.k_bias, kv_width, k_.data());
+  const bool v_add = place_bias(layer.v_bias, kv_width, v_.data());
   const int64_t start = now_ns();
   int64_t before_select = 0, after_select = 0, after_attention = 0;
   team_.run(num_phases(step.segments.size()), [&](Worker& worker) {
     norm_rows(worker, layer.attn_norm);
     project_all(worker, input, rows,
-                {{layer.q, q_.data(), q_width, false},
-                 {layer.k, k_.data(), kv_width, false},
-                 {layer.v, v_.data(), kv_width, false}});
+                {{layer.q, q_.data(), q_width, q_add},
+                 {layer.k, k_.data(), kv_width, k_add},
+                 {layer.v, v_.data(), kv_width, v_add}});
     enter_cache(worker, step, index,
                 {heads, q_.data(), k_.data(), v_.data(), shape.attention_scale, &layer});
 
@@ -139,16 +163,18 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step)
     if (worker.is_caller()) after_attention = now_ns();
 
     worker.share(rows, 4, [&](int64_t row) { quantize_row(attended, static_cast<int>(row)); });
-    project_all(worker, attended, rows, {{layer.o, hidden, width, true}});
+    project_residual(worker, attended, rows, *layer.o, layer.attn_post_norm, shape.rms_norm_eps,
+                     hidden);
     norm_rows(worker, layer.ffn_norm);
     project_all(worker, input, rows,
                 {{layer.gate, gate_.data(), inner, false}, {layer.up, up_.data(), inner, false}});
     worker.share(rows, 1, [&](int64_t row) {
-      kernels_.silu_mul(gate_.data() + row * inner, up_.data() + row * inner, inner,
-                        gated.values + row * inner);
+      (shape.gelu ? kernels_.gelu_mul : kernels_.silu_mul)(
+          gate_.data() + row * inner, up_.data() + row * inner, inner, gated.values + row * inner);
       quantize_row(gated, static_cast<int>(row));
     });
-    project_all(worker, gated, rows, {{layer.down, hidden, width, true}});
+    project_residual(worker, gated, rows, *layer.down, layer.ffn_post_norm, shape.rms_norm_eps,
+                     hidden);
   });
   selection_.count_pairs(step.segments);
   step.times.select_ns += after_select - before_select;

@@ -36,7 +36,7 @@ void Selection::prepare(HeadShape shape, const std::vector<Segment>& segments) {
   int stride = 0;
   for (size_t i = 0; i < segments.size(); i++) {
     const Segment& s = segments[i];
-    const bool per_head = !s.is_prefill && s.is_sparse && !s.plan.share_group;
+    const bool per_head = !s.is_prefill && s.is_sparse && !s.plan.share_group && !shape.window;
     const int pages_per_block = s.plan.block_size / kBlock;
     const int capacity =
         s.is_sparse ? std::min<int64_t>(s.num_blocks(), int64_t{s.plan.k} * pages_per_block) : 0;
@@ -150,6 +150,7 @@ void Selection::select_tile(const Segment& s, const FoldedQueries& queries, int 
 
 void Selection::run(Worker& worker, const std::vector<Segment>& segments,
                     const FoldedQueries& queries, int layer) {
+  if (shape_.window) return;  // a window is read exactly, whatever the plan
   for (size_t i = 0; i < segments.size(); i++) {
     const Segment& s = segments[i];
     Lists& lists = lists_[i];
@@ -188,7 +189,8 @@ void Selection::count_pairs(std::vector<Segment>& segments) {
     read_.resize(s.num_blocks());
     for (int tile = 0; tile < s.num_tiles(); tile++) {
       const int rows = s.is_prefill ? s.tile_end(tile) - s.tile_begin(tile) : 1;
-      const int causal = s.is_prefill ? s.first_tile() + tile + 1 : s.num_blocks();
+      const int own = s.is_prefill ? s.first_tile() + tile : s.num_blocks() - 1;
+      const int causal = own + 1 - shape_.first_block(own);
       for (int head = 0; head < shape_.num_kv_heads; head++) {
         s.pairs_causal += static_cast<int64_t>(rows) * causal;
         if (lists.length(head * lists_per_head, tile) < 0) {

@@ -72,6 +72,7 @@ bool check_project(Pair kernels);
 bool check_quantize_row(Pair kernels);
 bool check_rms_norm(Pair kernels);
 bool check_silu_mul(Pair kernels);
+bool check_gelu_mul(Pair kernels);
 bool check_rope(Pair kernels);
 bool check_exp(Pair kernels);
 bool check_append(Pair kernels);

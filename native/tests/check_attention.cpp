@@ -187,7 +187,7 @@ struct Outcome {
 
 static Outcome attend(const Kernels& kernels, const PageLayout& layout,
                       const std::vector<std::vector<uint8_t>>& pages, const Folded& q,
-                      const std::vector<int>& visible) {
+                      const std::vector<int>& visible, int window) {
   const int rows = static_cast<int>(visible.size()), n = static_cast<int>(pages.size());
   std::vector<const uint8_t*> at;
   std::vector<int> blocks;
@@ -202,7 +202,8 @@ static Outcome attend(const Kernels& kernels, const PageLayout& layout,
               std::vector<float>(rows),
               std::vector<float>(rows)};
   kernels.attend_run({&layout, at.data(), blocks.data(), n, q.view(), rows, visible.data(),
-                      logits.data(), codes.data(), out.o.data(), out.m.data(), out.s.data()});
+                      logits.data(), codes.data(), out.o.data(), out.m.data(), out.s.data(),
+                      window});
   for (int r = 0; r < rows; r++)
     out.weights.insert(out.weights.end(), logits.begin() + r * kRunTokens,
                        logits.begin() + r * kRunTokens + n * kBlock);
@@ -222,12 +223,14 @@ bool check_attend_run(Pair kernels) {
       for (int r = 0; r + 1 < rows; r++) visible[r] = random.below(tokens + 1);
       const auto poisoned = pages_of(kernels.expected, layout, tokens, kPoison, random);
       const auto cleared = pages_of(kernels.expected, layout, tokens, 0, random);
-      const Outcome expected = attend(kernels.expected, layout, poisoned, q, visible);
+      // A window may leave out whole pages, or everything that a row could see here.
+      const int window = random.one_in(2) ? 1 + random.below(2 * tokens) : 0;
+      const Outcome expected = attend(kernels.expected, layout, poisoned, q, visible, window);
       for (const auto& [pages, filler] :
            {std::pair{&poisoned, " poisoned"}, {&cleared, " clear"}}) {
-        const Outcome got = attend(kernels.got, layout, *pages, q, visible);
+        const Outcome got = attend(kernels.got, layout, *pages, q, visible, window);
         const std::string where = layout_name + name(", tokens", tokens) + name(", rows", rows) +
-                                  ", behind the last token" + filler;
+                                  name(", window", window) + ", behind the last token" + filler;
         check.same(got.m, expected.m, where + ", maximum");
         check.same(got.s, expected.s, where + ", sum");
         check.same(got.weights, expected.weights, where + ", weights");

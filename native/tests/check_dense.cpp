@@ -110,18 +110,25 @@ bool check_rms_norm(Pair kernels) {
   return check.report(kernels.got.name);
 }
 
-bool check_silu_mul(Pair kernels) {
-  Check check("silu_mul");
-  Random random(4);
+static bool check_gate(Pair kernels, const char* kernel,
+                       decltype(Kernels::silu_mul) Kernels::* function, int seed) {
+  Check check(kernel);
+  Random random(seed);
   for (float scale : {1.0f, 20.0f, 200.0f, 1e30f, 1e-30f})
     for (int n : {16, 64, 1536, 6144}) {
       const auto gate = random.floats(n, scale), up = random.floats(n, 3);
       std::vector<float> got(n), expected(n);
-      kernels.got.silu_mul(gate.data(), up.data(), n, got.data());
-      kernels.expected.silu_mul(gate.data(), up.data(), n, expected.data());
+      (kernels.got.*function)(gate.data(), up.data(), n, got.data());
+      (kernels.expected.*function)(gate.data(), up.data(), n, expected.data());
       check.same(got, expected, name("n", n) + ", gates up to " + std::to_string(scale));
     }
   return check.report(kernels.got.name);
+}
+
+bool check_silu_mul(Pair kernels) { return check_gate(kernels, "silu_mul", &Kernels::silu_mul, 4); }
+
+bool check_gelu_mul(Pair kernels) {
+  return check_gate(kernels, "gelu_mul", &Kernels::gelu_mul, 14);
 }
 
 bool check_rope(Pair kernels) {

@@ -9,7 +9,7 @@ from tests.kernels.parity import REFERENCE, close, quantised, source
 
 
 @pytest.mark.parametrize("shape", [(16, 32), (48, 64), (40, 96), (1, 32), (33, 160)])
-@pytest.mark.parametrize("fmt", ["q4_0", "q4_1", "q8_0", "f32->q8", "f32->f32"])
+@pytest.mark.parametrize("fmt", ["q4_0", "q4_1", "q8_0", "f32->q8", "f32->q4", "f32->f32"])
 @pytest.mark.parametrize("tokens", [1, 3, 8, 13])
 def test_project(native, shape, fmt, tokens):
     rng = np.random.default_rng(1)
@@ -52,19 +52,22 @@ def test_project_refuses_what_is_not_finite(native, bad, column):
 
 
 @pytest.mark.parametrize("width", [16, 64, 576])
-def test_rms_norm_and_silu_mul(native, width):
+def test_rms_norm_and_gates(native, width):
     rng = np.random.default_rng(3)
     x, y = rng.standard_normal((2, 5, width), dtype=np.float32) * 3
     w = rng.uniform(0.5, 2, width).astype(np.float32)
     close(native.rms_norm(x, w, eps=1e-5), REFERENCE.rms_norm(x, w, eps=1e-5), 1e-6)
     close(native.silu_mul(x, y), REFERENCE.silu_mul(x, y), 1e-6)
+    close(native.gelu_mul(x, y), REFERENCE.gelu_mul(x, y), 1e-6)
 
 
-def test_silu_mul_of_extreme_gates(native):
-    gate = np.array([-1e4, -100, -88, 0, 88, 100, 1e4, 1e30] * 2, np.float32)
-    got = native.silu_mul(gate, np.ones_like(gate))
+@pytest.mark.parametrize("function", ["silu_mul", "gelu_mul"])
+def test_extreme_gates(native, function):
+    gate = np.array([-1e30, -1e4, -100, -88, 0, 88, 1e4, 1e30] * 2, np.float32)
+    got = getattr(native, function)(gate, np.ones_like(gate))
     assert np.all(np.isfinite(got))
-    np.testing.assert_allclose(got, np.where(gate > 0, gate, 0), atol=1e-30)
+    # e**88 is where the exponential ends, so the largest negative gates leave 1e30 * e**-88.
+    np.testing.assert_allclose(got, np.where(gate > 0, gate, 0), atol=1e-8)
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
@@ -78,10 +81,36 @@ def test_rope(native, interleaved, pairs):
     close(got, REFERENCE.rope(x, cos, sin, interleaved=interleaved), 1e-6)
 
 
-def test_weights_too_large_for_8_bits_are_refused(native):
-    matrix = np.full((16, 32), 1e8, np.float32)
+@pytest.mark.parametrize(("kind", "largest"), [("q8", 8.3e6), ("q4", 5.2e5)])
+def test_weights_too_large_for_their_scales_are_refused(native, kind, largest):
+    matrix = np.full((16, 32), largest, np.float32)
+    native.pack_weight(source(matrix), kind=kind)
     with pytest.raises(ModelFileError, match="magnitudes"):
-        native.pack_weight(source(matrix))
+        native.pack_weight(source(matrix * 1.01), kind=kind)
+
+
+class Slices:
+    """A `RowSource` that counts the most rows it was asked for at once."""
+
+    def __init__(self, matrix):
+        self.matrix, self.shape, self.dtype = matrix, matrix.shape, matrix.dtype
+        self.most = 0
+
+    def __getitem__(self, rows):
+        part = self.matrix[rows]
+        self.most = max(self.most, len(part))
+        return part
+
+
+@pytest.mark.parametrize("kind", ["q4", "q8", "f32"])
+def test_a_matrix_that_comes_in_slices_is_packed_like_one_that_comes_whole(native, kind):
+    rng = np.random.default_rng(8)
+    matrix = rng.standard_normal((100, 1 << 16), np.float32)  # 2**21 values are 32 rows
+    x = rng.standard_normal((2, matrix.shape[1]), np.float32)
+    slices = Slices(matrix)
+    got = native.project(x, native.pack_weight(source(slices), kind=kind))
+    assert np.array_equal(got, native.project(x, native.pack_weight(source(matrix), kind=kind)))
+    assert slices.most == 32
 
 
 def test_weight_data_that_does_not_hold_its_shape_is_refused(native):

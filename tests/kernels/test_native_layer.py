@@ -29,15 +29,21 @@ def layer_shape(**changes):
     return LayerShape(**(settings | changes))
 
 
-def build(backend, shape, *, kind, head_norms=False):
+QWEN2 = ("q_bias", "k_bias", "v_bias")
+GEMMA = ("q_norm", "k_norm", "attn_post_norm", "ffn_post_norm")
+
+
+def build(backend, shape, *, kind, vectors=()):
     rng = np.random.default_rng(0)
     matrices = {
         name: (rng.standard_normal(size) / np.sqrt(size[1])).astype(np.float32)
         for name, size in shape.matrix_shapes.items()
     }
-    norms = {name: ones(rng, shape.hidden_size) for name in ("attn_norm", "ffn_norm")}
-    if head_norms:
-        norms |= {name: ones(rng, shape.head_dim) for name in ("q_norm", "k_norm")}
+    norms = {
+        name: ones(rng, length)
+        for name, length in shape.vector_lengths.items()
+        if name in ("attn_norm", "ffn_norm", *vectors)
+    }
     packed = {name: backend.pack_weight(source(m), kind=kind) for name, m in matrices.items()}
     return backend.build_layer(shape, LayerWeights(**packed, **norms))
 
@@ -51,19 +57,19 @@ def angles(shape, start, count):
     return np.cos(at).astype(np.float32), np.sin(at).astype(np.float32)
 
 
-def run(backend, shape, steps, *, kind="q8", sparse=None, head_norms=False, k_type="q8_0"):
+def run(backend, shape, steps, *, kind="q8", sparse=None, vectors=(), k_type="q8_0", tokens=TOKENS):
     """Hidden rows after the layer, and the last step's pair counts; steps are (start, stop)."""
-    layer = build(backend, shape, kind=kind, head_norms=head_norms)
-    hidden = np.random.default_rng(1).standard_normal((TOKENS, shape.hidden_size), np.float32)
+    layer = build(backend, shape, kind=kind, vectors=vectors)
+    hidden = np.random.default_rng(1).standard_normal((tokens, shape.hidden_size), np.float32)
     cache = replace(
         empty_segment(
-            TOKENS,
+            tokens,
             k_type=k_type,
             head_dim=shape.head_dim,
             kv_heads=shape.num_kv_heads,
             sparse=sparse,
         ),
-        importance=np.zeros((1, TOKENS), np.int64),
+        importance=np.zeros((1, tokens), np.int64),
         record_importance=True,
     )
     for start, stop in steps:
@@ -76,13 +82,13 @@ def run(backend, shape, steps, *, kind="q8", sparse=None, head_norms=False, k_ty
 
 
 @pytest.mark.parametrize("kind", ["q8", "f32"])
-@pytest.mark.parametrize("head_norms", [False, True])
+@pytest.mark.parametrize("vectors", [(), ("q_norm", "k_norm")])
 @pytest.mark.parametrize("rope", [{}, {"rope_interleaved": False}, {"rope_dim": 16}])
 @pytest.mark.parametrize("sparse", [None, plan(k=2, selector="probe"), plan(k=2, share="group")])
-def test_a_layer_computes_what_the_specification_says(native, kind, head_norms, rope, sparse):
+def test_a_layer_computes_what_the_specification_says(native, kind, vectors, rope, sparse):
     shape = layer_shape(**rope)
     steps = [(0, 64), (64, 149), (149, 150)]
-    options = {"kind": kind, "sparse": sparse, "head_norms": head_norms}
+    options = {"kind": kind, "sparse": sparse, "vectors": vectors}
     want, want_stats = run(REFERENCE, shape, steps, **options)
     got, got_stats = run(native, shape, steps, **options)
     close(got, want, 2e-2)  # a rounding of 8 bits may fall the other way, and then be amplified
@@ -90,10 +96,46 @@ def test_a_layer_computes_what_the_specification_says(native, kind, head_norms, 
     assert got_stats == want_stats
 
 
+@pytest.mark.parametrize("kind", ["q8", "f32"])
+@pytest.mark.parametrize(
+    ("changes", "vectors"),
+    [
+        ({}, QWEN2),
+        ({"gate": "gelu", "rope_interleaved": False}, GEMMA),
+        *(({"window": window}, GEMMA[2:]) for window in (1, 33, 70)),
+    ],
+)
+def test_parts_of_other_architectures_compute_what_the_specification_says(
+    native, kind, changes, vectors
+):
+    shape = layer_shape(**changes)
+    steps = [(0, 64), (64, 149), (149, 150)]
+    options = {"kind": kind, "sparse": plan(k=2, selector="probe"), "vectors": vectors}
+    want, want_stats = run(REFERENCE, shape, steps, **options)
+    got, got_stats = run(native, shape, steps, **options)
+    close(got, want, 2e-2)
+    assert np.median(np.abs(got - want)) < 1e-5
+    assert got_stats == want_stats
+
+
+@pytest.mark.parametrize("k_type", ["q8_0", "q4_0", "f16", "f32"])
+def test_a_window_has_the_same_bits_however_it_is_cut_and_computed(native, k_type):
+    """600 tokens, so that a window spans two runs of 16 blocks and does not start with a run."""
+    shape = layer_shape(window=530, gate="gelu")
+    rest = {"k_type": k_type, "vectors": GEMMA, "tokens": 600}
+    scalar = NativeBackend(threads=1, isa="scalar")
+    whole, stats = run(scalar, shape, [(0, 600)], **rest)
+    assert stats.pairs_attended == stats.pairs_causal < 2 * sum(range(1, 20)) * 32
+    pieces = [(0, 37), (37, 544), (544, 590), *((i, i + 1) for i in range(590, 600))]
+    for backend in (native, NativeBackend(threads=3, isa=native.isa)):
+        split, _ = run(backend, shape, pieces, sparse=plan(k=2), **rest)
+        assert np.array_equal(split, whole)
+
+
 def test_head_norms_change_the_result(native):
     steps = [(0, TOKENS)]
     plain, _ = run(native, layer_shape(), steps)
-    normed, _ = run(native, layer_shape(), steps, head_norms=True)
+    normed, _ = run(native, layer_shape(), steps, vectors=("q_norm", "k_norm"))
     assert np.abs(plain - normed).max() > 1e-2
 
 

@@ -87,6 +87,7 @@ struct RunArgs {
   float* o;            // [rows][head_dim]
   float* m;
   float* s;
+  int window = 0;  // a row sees only the last `window` of its visible tokens; 0: all
 };
 
 struct Kernels {
@@ -98,6 +99,7 @@ struct Kernels {
   bool (*quantize_row)(const Activations& x, int row);
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* y);
   void (*silu_mul)(const float* gate, const float* up, int n, float* y);
+  void (*gelu_mul)(const float* gate, const float* up, int n, float* y);
   void (*rope)(float* x, const float* cos, const float* sin, int rope_dim, bool interleaved);
   // Writes token `slot` of a page; returns false on NaN, infinity, or what its type cannot hold.
   bool (*append)(const PageLayout& layout, uint8_t* page, int slot, const float* k, const float* v);

@@ -19,12 +19,15 @@ struct LayerShape {
   bool rope_interleaved;
   int rope_dim;
   float attention_scale;
+  bool gelu;  // the gate's activation; false: silu
 };
 
 struct Layer {
   LayerShape shape;
   const float *attn_norm, *ffn_norm;
-  const float *q_norm, *k_norm;  // [head_dim], before rope; null: none
+  const float *q_norm, *k_norm;                 // [head_dim], before rope; null: none
+  const float *q_bias, *k_bias, *v_bias;        // [heads * head_dim]; null: none
+  const float *attn_post_norm, *ffn_post_norm;  // of what is added to the hidden state; null: none
   const Weight *q, *k, *v, *o, *gate, *up, *down;
 };
 
@@ -96,6 +99,9 @@ class Engine {
   void norm_and_rotate(const Step& step, const Heads& heads, const Segment& s, int row,
                        const float* norm, float* head) const;
   void quantize_row(const Activations& x, int row);
+  // hidden += x . W^T, normalised first where `norm` is not null.
+  void project_residual(Worker& worker, const Activations& x, int rows, const Weight& weight,
+                        const float* norm, float eps, float* hidden);
   bool fold(Step& step, HeadShape shape, float* q, float scale);
 
   const Kernels& kernels_;
@@ -104,7 +110,7 @@ class Engine {
   Attention attention_;
   FoldedQueries queries_;
   ActivationBuffer input_, attended_, gated_;
-  Buffer<float> q_, k_, v_, gate_, up_;
+  Buffer<float> q_, k_, v_, gate_, up_, residual_;
   std::atomic<bool> non_finite_{false};
 };
 

@@ -10,7 +10,13 @@ namespace kvsieve {
 
 struct HeadShape {
   int num_q_heads, num_kv_heads, head_dim;
+  int window = 0;  // tokens that a row reads, its own included; 0: all up to its own
   int group_size() const { return num_q_heads / num_kv_heads; }
+  // First block that exact attention lists for the rows of block `block`. It follows from the
+  // block alone, so that a prompt and a decoded token cut the same runs.
+  int first_block(int block) const {
+    return window && block * kBlock >= window ? (block * kBlock - window + 1) / kBlock : 0;
+  }
 };
 
 // A sparse plan; the twin of kernels/backend.py's SparsePlan. k counts blocks of block_size tokens.

@@ -16,6 +16,11 @@ static inline int visible_in_page(int visible, int block) {
   return n < 0 ? 0 : n > kBlock ? kBlock : n;
 }
 
+// Tokens of listed page `p` that lie before the row's window.
+static inline int unseen_in_page(const RunArgs& a, int row, int p) {
+  return a.window ? a.visible[row] - a.window - a.blocks[p] * kBlock : 0;
+}
+
 // -- logits ----------------------------------------------------------------------------------
 
 // Adds one scale group (`chunks` x 4 dims) of integer keys to the logits of R rows.
@@ -184,6 +189,11 @@ static inline void softmax_row(const RunArgs& a, int row) {
       const int lanes = n - half * 16;
       if (lanes < 16) {
         v = f_keep_first(v, lanes > 0 ? lanes : 0, f_set1(kMinusInfinity));
+        f_store(at, v);
+      }
+      const int hidden = unseen_in_page(a, row, p) - half * 16;
+      if (hidden > 0) {
+        v = f_keep_first(f_set1(kMinusInfinity), hidden < 16 ? hidden : 16, v);
         f_store(at, v);
       }
       largest = f_max(v, largest);

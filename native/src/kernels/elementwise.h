@@ -86,6 +86,17 @@ static void silu_mul(const float* gate, const float* up, int n, float* y) {
   }
 }
 
+// gelu(gate) * up in gelu's tanh form: (1 + tanh(z)) / 2 = 1 / (1 + e^-2z), with
+// z = sqrt(2 / pi) (g + 0.044715 g^3).
+static void gelu_mul(const float* gate, const float* up, int n, float* y) {
+  for (int i = 0; i < n; i += 16) {
+    F g = f_load(gate + i);
+    F inner = f_fma(g * g * g, f_set1(0.044715f), g) * f_set1(-2 * 0.797884561f);
+    F share = f_set1(1.0f) / (f_set1(1.0f) + f_exp(inner));
+    f_store(y + i, g * share * f_load(up + i));
+  }
+}
+
 // Rotates the first rope_dim channels of one head; pairs (2i, 2i+1), or (i, i + rope_dim/2).
 static void rope(float* x, const float* cos, const float* sin, int rope_dim, bool interleaved) {
   const int half = rope_dim / 2;

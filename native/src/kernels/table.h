@@ -15,6 +15,7 @@ static const Kernels kTable = {
     .quantize_row = quantize_row,
     .rms_norm = rms_norm,
     .silu_mul = silu_mul,
+    .gelu_mul = gelu_mul,
     .rope = rope,
     .append = append,
     .fold_query = fold_query,

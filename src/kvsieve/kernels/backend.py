@@ -14,6 +14,18 @@ from kvsieve.types import BLOCK_SIZE, F32, I32, I64, U8, AnyArray
 
 WeightFormat = Literal["f32", "q4_0", "q4_1", "q8_0"]
 WeightKind = Literal["f32", "q4", "q8"]
+Gate = Literal["silu", "gelu"]
+"""Activation of the gated MLP; ``gelu`` in its tanh form."""
+
+
+class RowSource(Protocol):
+    """A matrix ``f32 [rows, cols]`` that comes slice by slice: never whole in memory."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> Any: ...
+    def __getitem__(self, rows: slice, /) -> F32: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +34,10 @@ class WeightSource:
 
     ``data`` is ``f32 [rows, cols]`` for format ``f32`` and ``u8 [rows, row_bytes]`` of GGUF
     blocks (32 values each) for ``q4_0``, ``q4_1``, ``q8_0``. ``cols`` is a multiple of 32.
+    Format ``f32`` may also come as a `RowSource`.
     """
 
-    data: AnyArray
+    data: AnyArray | RowSource
     format: WeightFormat
     rows: int
     cols: int
@@ -44,10 +57,29 @@ class LayerShape:
     """True: pairs are (2i, 2i+1), as in a GGUF of Llama; False: (i, i + rope_dim/2)."""
     rope_dim: int
     attention_scale: float
+    gate: Gate = "silu"
+    window: int = 0
+    """Tokens that a row reads, its own included, whatever the sparse plan; 0: all up to its own."""
 
     @property
     def group_size(self) -> int:
         return self.num_q_heads // self.num_kv_heads
+
+    @property
+    def vector_lengths(self) -> dict[str, int]:
+        """Length of each vector of `LayerWeights`, by field."""
+        hidden, dim = self.hidden_size, self.head_dim
+        return {
+            "attn_norm": hidden,
+            "ffn_norm": hidden,
+            "q_norm": dim,
+            "k_norm": dim,
+            "q_bias": self.num_q_heads * dim,
+            "k_bias": self.num_kv_heads * dim,
+            "v_bias": self.num_kv_heads * dim,
+            "attn_post_norm": hidden,
+            "ffn_post_norm": hidden,
+        }
 
     @property
     def matrix_shapes(self) -> dict[str, tuple[int, int]]:
@@ -69,8 +101,10 @@ class LayerShape:
 class LayerWeights:
     """Packed matrices (`Backend.pack_weight`) and f32 vectors of one decoder layer.
 
-    ``q_norm`` and ``k_norm`` (f32 ``[D]``) scale each head's RMS norm before rope; None: no such
-    norm.
+    Lengths as in `LayerShape.vector_lengths`; None: the layer has no such part. ``q_bias``,
+    ``k_bias``, ``v_bias`` are added to the projections; ``q_norm`` and ``k_norm`` scale each
+    head's RMS norm before rope; ``attn_post_norm`` and ``ffn_post_norm`` norm what attention and
+    the MLP add to the hidden state.
     """
 
     attn_norm: F32
@@ -84,6 +118,11 @@ class LayerWeights:
     down_proj: Any
     q_norm: F32 | None = None
     k_norm: F32 | None = None
+    q_bias: F32 | None = None
+    k_bias: F32 | None = None
+    v_bias: F32 | None = None
+    attn_post_norm: F32 | None = None
+    ffn_post_norm: F32 | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +179,8 @@ class SegmentStats:
     """What attention read for one segment, summed over the layers run so far.
 
     A pair is (query token, block of 32 tokens), counted once per KV head: the union over its
-    query group. ``pairs_causal`` counts the blocks that exact attention would have read.
+    query group. ``pairs_causal`` counts the blocks that exact attention would have read: in a
+    layer with a window, those of the window.
     """
 
     pairs_attended: int = 0
@@ -192,6 +232,7 @@ class Backend(Protocol):
     def rms_norm(self, x: F32, weight: F32, *, eps: float) -> F32: ...
     def rope(self, x: F32, cos: F32, sin: F32, *, interleaved: bool) -> F32: ...
     def silu_mul(self, gate: F32, up: F32) -> F32: ...
+    def gelu_mul(self, gate: F32, up: F32) -> F32: ...
 
     # -- cache, selection, attention: one layer of one segment ------------------------------
     def append(self, segment: Segment, layer: int, k: F32, v: F32) -> None: ...

@@ -1,9 +1,11 @@
 """Checks that both backends make before anything is written, so that they refuse alike."""
 
+from typing import get_args
+
 import numpy as np
 
 from kvsieve.errors import ConfigError, ShapeError
-from kvsieve.kernels.backend import BlockLists, LayerShape, LayerWeights, Segment
+from kvsieve.kernels.backend import BlockLists, Gate, LayerShape, LayerWeights, Segment
 from kvsieve.types import BLOCK_SIZE, F32, AnyArray
 
 
@@ -142,6 +144,12 @@ def check_layer(shape: LayerShape, weights: LayerWeights) -> None:
             f"[build_layer] rope_dim: expected an even number up to head_dim={shape.head_dim}, "
             f"got {shape.rope_dim}"
         )
+    if shape.gate not in get_args(Gate):
+        raise ConfigError(
+            f"[build_layer] gate: expected one of {', '.join(get_args(Gate))}, got {shape.gate!r}"
+        )
+    if not 0 <= shape.window < 2**31:
+        raise ConfigError(f"[build_layer] window: expected 0 tokens or more, got {shape.window}")
     for name, (rows, cols) in shape.matrix_shapes.items():
         weight = getattr(weights, name)
         if (weight.rows, weight.cols) != (rows, cols):
@@ -149,8 +157,7 @@ def check_layer(shape: LayerShape, weights: LayerWeights) -> None:
                 f"[build_layer] {name}: expected ({rows}, {cols}), got ({weight.rows}, "
                 f"{weight.cols})"
             )
-    check_f32("build_layer", "attn_norm", weights.attn_norm, (shape.hidden_size,))
-    check_f32("build_layer", "ffn_norm", weights.ffn_norm, (shape.hidden_size,))
-    for name in ("q_norm", "k_norm"):
-        if getattr(weights, name) is not None:
-            check_f32("build_layer", name, getattr(weights, name), (shape.head_dim,))
+    for name, length in shape.vector_lengths.items():
+        vector = getattr(weights, name)
+        if vector is not None or name in ("attn_norm", "ffn_norm"):
+            check_f32("build_layer", name, vector, (length,))

@@ -44,6 +44,14 @@ else:
 
 MAX_HEAD_DIM = 512
 MAX_THREADS = 1024
+PANEL = 16
+"""Output rows that are packed together."""
+
+_SLICE_VALUES = 1 << 21
+"""Weights packed at once: bounds what a `RowSource` has in memory (8 MiB)."""
+
+_LARGEST = {"q4": "5.2e5", "q8": "8.3e6"}
+"""Where a float16 scale ends: 65504 times 8, and times 127."""
 
 
 def supported_isas() -> dict[str, bool]:
@@ -117,26 +125,26 @@ class NativeBackend:
         Parameters
         ----------
         source : the matrix as a file holds it; ``cols`` a multiple of 32
-        kind : ``q4`` for q4_0 and q4_1 sources, ``q8`` for q8_0, ``q8`` (default) or ``f32`` for
-            f32
+        kind : ``q4`` for q4_0 and q4_1 sources, ``q8`` for q8_0; ``q8`` (default), ``q4`` or
+            ``f32`` for f32
 
         Raises
         ------
         ShapeError
             if the data does not hold ``rows x cols`` values
         ModelFileError
-            if a value is too large for an 8-bit group with an f16 scale
+            if a value is too large for a group with an f16 scale
         """
         target = kind or _default_kind(source)
         _check_source(source, target)
-        data = np.ascontiguousarray(source.data)
-        weight = _module().pack_weight(
-            data, source.format, source.rows, source.cols, target, self._arena
-        )
-        if weight is None:
-            raise ModelFileError(
-                "[pack_weight] values: expected magnitudes below 8.3e6 (f16 scales), got more"
-            )
+        weight = _module().Weight(source.format, source.rows, source.cols, target, self._arena)
+        step = max(1, _SLICE_VALUES // source.cols // PANEL) * PANEL
+        for first in range(0, source.rows, step):
+            if not weight.fill(np.ascontiguousarray(source.data[first : first + step]), first):
+                raise ModelFileError(
+                    f"[pack_weight] values: expected magnitudes below {_LARGEST[target]} "
+                    "(f16 scales), got more"
+                )
         return weight
 
     def project(self, x: F32, weight: Any) -> F32:
@@ -174,6 +182,15 @@ class NativeBackend:
         _check_multiple("silu_mul", "size", gate.size, 16)
         y = np.empty_like(gate)
         self._engine.silu_mul(gate, up, y)
+        return y
+
+    def gelu_mul(self, gate: F32, up: F32) -> F32:
+        """``gelu(gate) * up`` in gelu's tanh form; as `silu_mul`."""
+        check_f32("gelu_mul", "up", up, gate.shape)
+        check_f32("gelu_mul", "gate", gate, up.shape)
+        _check_multiple("gelu_mul", "size", gate.size, 16)
+        y = np.empty_like(gate)
+        self._engine.gelu_mul(gate, up, y)
         return y
 
     # -- one layer of one segment ----------------------------------------------------------
@@ -257,7 +274,8 @@ class NativeBackend:
         check_layer(shape, weights)
         tensors = {field.name: getattr(weights, field.name) for field in fields(weights)}
         numbers = {field.name: getattr(shape, field.name) for field in fields(shape)}
-        return _module().Layer(**numbers, tensors=tensors)
+        gelu = numbers.pop("gate") == "gelu"
+        return _module().Layer(**numbers, gelu=gelu, tensors=tensors)
 
     def begin_step(self, segments: Sequence[Segment], cos: F32, sin: F32) -> Any:
         """Prepare a step over `segments`; cos, sin f32 ``[T, rope_dim/2]`` for all their rows."""
@@ -327,7 +345,7 @@ def _check_multiple(function: str, name: str, value: int, factor: int) -> None:
 
 def _check_source(source: WeightSource, kind: str) -> None:
     _check_multiple("pack_weight", "cols", source.cols, GROUP)
-    allowed = {"f32": ("q8", "f32"), "q4_0": ("q4",), "q4_1": ("q4",), "q8_0": ("q8",)}
+    allowed = {"f32": ("q8", "q4", "f32"), "q4_0": ("q4",), "q4_1": ("q4",), "q8_0": ("q8",)}
     if kind not in allowed.get(source.format, ()):
         raise ConfigError(
             f"[pack_weight] kind: expected {' or '.join(allowed.get(source.format, ()))} for a "

@@ -55,6 +55,25 @@ def test_f32_to_8_bits_error_bound() -> None:
     assert (np.abs(got - values) <= 0.505 * np.repeat(step, 32, axis=1) * (1 + 2**-10)).all()
 
 
+def test_f32_to_4_bits_by_hand() -> None:
+    values = np.zeros((1, 64), dtype=np.float32)
+    values[0, :6] = [16, -16, 3, -3, 1.5, 15.9]  # 16 comes first: d = -2; half to even
+    weight = BACKEND.pack_weight(source("f32", values), kind="q4")
+    assert weight.kind == "q4"
+    assert unpack_weight(weight)[0, :6].tolist() == [16, -14, 4, -4, 2, 16]
+    assert not unpack_weight(weight)[0, 6:].any()
+
+
+def test_f32_to_4_bits_equals_q4_0_of_the_gguf_package() -> None:
+    """Theirs rounds after dividing by a scale that is not rounded yet, so a few codes differ."""
+    values = matrix(64, 256)
+    got = unpack_weight(BACKEND.pack_weight(source("f32", values), kind="q4"))
+    want = gguf.dequantize(gguf.quantize(values, GGUF_TYPES["q4_0"]), GGUF_TYPES["q4_0"])
+    assert np.isclose(got, want, rtol=1e-3).mean() > 0.99
+    step = np.abs(values.reshape(64, 8, 32)).max(axis=2) / 8
+    assert (np.abs(got - want) <= 1.01 * np.repeat(step, 32, axis=1)).all()
+
+
 def test_subnormal_scale_is_zero_weights_not_nan() -> None:
     values = np.full((1, 32), 1e-9, dtype=np.float32)
     assert not unpack_weight(BACKEND.pack_weight(source("f32", values))).any()
@@ -122,6 +141,14 @@ def test_project_errors() -> None:
     x[1, 1] = np.inf
     with pytest.raises(NumericalError, match=r"\[project\] x"):
         BACKEND.project(x, weight)
+
+
+def test_gelu_by_hand() -> None:
+    """gelu(1) = 0.8412, gelu(-1) = -0.1588, gelu(3) = 2.9964 in the tanh form."""
+    gate = np.array([[0, 1, -1, 3, -30, 30, 1e30, -1e30]], dtype=np.float32)
+    got = BACKEND.gelu_mul(gate, np.full_like(gate, 2))
+    want = [[0, 1.6823840, -0.3176160, 5.9927254, 0, 60, 2e30, 0]]
+    np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-7)
 
 
 def test_rms_norm() -> None:

@@ -122,7 +122,14 @@ def merge(a: Partial, b: Partial) -> Partial:
 
 # -- rows that share a list ---------------------------------------------------------------------
 def attend_rows(
-    segment: Segment, layer: int, kv_head: int, *, q: Rows, positions: I64, blocks: I32
+    segment: Segment,
+    layer: int,
+    kv_head: int,
+    *,
+    q: Rows,
+    positions: I64,
+    blocks: I32,
+    window: int = 0,
 ) -> tuple[Partial, list[RunWeights]]:
     """Attention of some rows over the listed blocks of one KV head.
 
@@ -130,6 +137,7 @@ def attend_rows(
     ----------
     q : Rows ``[R, D]``
     positions : i64 ``[R]``; a row sees the tokens up to its own position
+    window : of those, only the last `window`; 0: all
     blocks : i32, ascending
 
     Raises
@@ -142,11 +150,14 @@ def attend_rows(
     for first in range(0, len(blocks), BLOCKS_PER_RUN):
         run = blocks[first : first + BLOCKS_PER_RUN]
         tokens = block_positions(run)
+        visible = tokens <= positions[:, None]
+        if window:
+            visible &= tokens > positions[:, None] - window
         part, p = attend_run(
             q,
             read_keys(segment, layer, kv_head, run),
             read_values(segment, layer, kv_head, run),
-            visible=tokens <= positions[:, None],
+            visible=visible,
         )
         weights.append(RunWeights(positions=tokens, p=p, m=part.m))
         total = part if total is None else merge(total, part)
@@ -167,7 +178,15 @@ def token_importance(total: Partial, run: RunWeights) -> I64:
 
 
 # -- a segment ----------------------------------------------------------------------------------
-def attend(segment: Segment, layer: int, q: F32, *, scale: float, lists: BlockLists | None) -> F32:
+def attend(
+    segment: Segment,
+    layer: int,
+    q: F32,
+    *,
+    scale: float,
+    lists: BlockLists | None,
+    window: int = 0,
+) -> F32:
     """Attention of a segment's rows over the blocks of `lists`, or over all causal ones.
 
     Parameters
@@ -175,6 +194,7 @@ def attend(segment: Segment, layer: int, q: F32, *, scale: float, lists: BlockLi
     q : f32 ``[Tq, Hq, D]``; query head ``h`` reads KV head ``h // (Hq // Hkv)``. The segment's own
         keys and values have been appended already.
     lists : one list per (KV head or query head, tile), or None: exact
+    window : only the last `window` tokens up to its own are visible to a row; 0: all
 
     Returns
     -------
@@ -193,7 +213,7 @@ def attend(segment: Segment, layer: int, q: F32, *, scale: float, lists: BlockLi
     for tile, rows in tiles(segment):
         for head in range(num_lists):
             heads = slice(head * sharing, (head + 1) * sharing)
-            blocks = listed_blocks(lists, head, tile, segment)
+            blocks = listed_blocks(lists, head, tile, segment, window=window)
             total, weights = attend_rows(
                 segment,
                 layer,
@@ -201,6 +221,7 @@ def attend(segment: Segment, layer: int, q: F32, *, scale: float, lists: BlockLi
                 q=folded.take((rows, heads)).flat(),
                 positions=np.repeat(np.arange(rows.start, rows.stop) + segment.start, sharing),
                 blocks=blocks,
+                window=window,
             )
             out[rows, heads] = (total.o / total.s[:, None]).reshape(out[rows, heads].shape)
             if segment.record_importance and segment.importance is not None:
@@ -209,10 +230,12 @@ def attend(segment: Segment, layer: int, q: F32, *, scale: float, lists: BlockLi
     return out
 
 
-def listed_blocks(lists: BlockLists | None, head: int, tile: int, segment: Segment) -> I32:
+def listed_blocks(
+    lists: BlockLists | None, head: int, tile: int, segment: Segment, *, window: int = 0
+) -> I32:
     """The blocks of one (head, tile); `tile` counts from position 0, rows of `lists` do not."""
     if lists is None:
-        return causal_blocks(tile)
+        return causal_blocks(tile, window=window)
     row = head * lists.num_tiles + tile - segment.start // BLOCK_SIZE
     return lists.indices[lists.indptr[row] : lists.indptr[row + 1]]
 

@@ -66,6 +66,10 @@ class ReferenceBackend:
         """See `dense.silu_mul`."""
         return dense.silu_mul(gate, up)
 
+    def gelu_mul(self, gate: F32, up: F32) -> F32:
+        """See `dense.gelu_mul`."""
+        return dense.gelu_mul(gate, up)
+
     # -- cache, selection, attention: one layer of one segment -----------------------------------
     def append(self, segment: Segment, layer: int, k: F32, v: F32) -> None:
         """Keys and values f32 ``[Tq, Hkv, D]`` into the cache; see `pages.append`."""

@@ -5,7 +5,9 @@ group's dot product is an exact integer; groups are added in order with one fuse
 so a row gives the same bits alone or in a batch. Source: docs/decisions, 3 and 6.
 """
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +16,13 @@ from kvsieve.kernels.backend import WeightFormat, WeightKind, WeightSource
 from kvsieve.kernels.checks import check_f32
 from kvsieve.kernels.layout import GROUP
 from kvsieve.kernels.reference.arithmetic import fma, int_dot
-from kvsieve.kernels.reference.quantize import Q8_MAX, quantize_activations
+from kvsieve.kernels.reference.quantize import Q4_MAX, Q4_MIN, Q8_MAX, quantize_activations
 from kvsieve.types import F32, I8, U8
 
 ROW_BYTES: dict[WeightFormat, int] = {"q4_0": 18, "q4_1": 20, "q8_0": 34}
 """Bytes of a GGUF block of 32 values: f16 scale, f16 minimum (q4_1 only), codes."""
+
+GELU_SLOPE = math.sqrt(2 / math.pi)
 
 DEFAULT_KIND: dict[WeightFormat, WeightKind] = {
     "f32": "q8",
@@ -53,7 +57,8 @@ def pack_weight(source: WeightSource, *, kind: WeightKind | None = None) -> Pack
     """A matrix of a model file, packed once at load.
 
     Without `kind`, q4_0 and q4_1 keep their 4 bits, q8_0 its 8, and f32 becomes 8 bits. Kind
-    ``f32`` dequantises; kind ``q8`` of a 4-bit source dequantises and quantises again.
+    ``f32`` dequantises; kind ``q8`` of a 4-bit source dequantises and quantises again; kind ``q4``
+    takes f32 and 4-bit sources.
 
     Raises
     ------
@@ -73,6 +78,9 @@ def pack_weight(source: WeightSource, *, kind: WeightKind | None = None) -> Pack
         codes, d, m = _blocks(source)
     elif chosen == "q8":
         codes, d = _quantized_to_q8(_dequantized(source))
+        m = None
+    elif chosen == "q4" and source.format == "f32":
+        codes, d = _quantized_to_q4(_dequantized(source))
         m = None
     else:
         raise ConfigError(
@@ -103,7 +111,8 @@ def unpack_weight(weight: PackedWeight) -> F32:
 
 def _blocks(source: WeightSource) -> tuple[I8, F32, F32 | None]:
     """GGUF blocks as codes ``i8 [rows, G, 32]``, d and m ``f32 [rows, G]``."""
-    blocks: U8 = source.data.reshape(source.rows, -1, ROW_BYTES[source.format])
+    data: Any = source.data  # u8: `_check_source` has seen to it
+    blocks: U8 = data.reshape(source.rows, -1, ROW_BYTES[source.format])
     d = _halves(blocks[:, :, :2])
     if source.format == "q8_0":
         return blocks[:, :, 2:].view(np.int8), d, None
@@ -124,7 +133,7 @@ def _halves(raw: U8) -> F32:
 
 def _dequantized(source: WeightSource) -> F32:
     if source.format == "f32":
-        values: F32 = source.data
+        values: F32 = source.data[:]
         if not np.isfinite(values).all():
             raise ModelFileError("[pack_weight] data: expected finite numbers, got NaN or infinity")
         return values
@@ -148,6 +157,24 @@ def _quantized_to_q8(values: F32) -> tuple[I8, F32]:
     quotient = np.zeros_like(groups)
     np.divide(groups, d[:, :, None], out=quotient, where=d[:, :, None] != 0)
     return np.clip(np.rint(quotient), -Q8_MAX, Q8_MAX).astype(np.int8), d
+
+
+def _quantized_to_q4(values: F32) -> tuple[I8, F32]:
+    """Per 32 values ``d = f16(m / -8)``, m being the one of largest magnitude (the first among
+    equals); ``code = clip(rint(w / d), -8, 7)``."""
+    groups = values.reshape(len(values), -1, GROUP)
+    at = np.abs(groups).argmax(axis=2, keepdims=True)
+    extreme = np.take_along_axis(groups, at, axis=2)[..., 0]
+    with np.errstate(over="ignore"):
+        d = (extreme / np.float32(Q4_MIN)).astype(np.float16).astype(np.float32)
+    if not np.isfinite(d).all():
+        raise ModelFileError(
+            f"[pack_weight] data: expected magnitudes up to {-Q4_MIN * 65504} (4-bit weights have "
+            f"float16 scales), got {np.abs(values).max():g}"
+        )
+    quotient = np.zeros_like(groups)
+    np.divide(groups, d[:, :, None], out=quotient, where=d[:, :, None] != 0)
+    return np.clip(np.rint(quotient), Q4_MIN, Q4_MAX).astype(np.int8), d
 
 
 def _check_source(source: WeightSource) -> None:
@@ -235,6 +262,21 @@ def rope(x: F32, cos: F32, sin: F32, *, interleaved: bool) -> F32:
     out[:, :, first] = a * c - b * s
     out[:, :, second] = a * s + b * c
     return out
+
+
+def gelu_mul(gate: F32, up: F32) -> F32:
+    """``gelu(gate) * up`` with gelu in its tanh form, elementwise; f32 ``[T, F]``.
+
+    ``gelu(g) = g / (1 + exp(-2 z))``, ``z = sqrt(2 / pi) * (g + 0.044715 * g**3)``: the same as
+    ``g / 2 * (1 + tanh(z))``.
+    """
+    check_f32("gelu_mul", "gate", gate, (None, None))
+    check_f32("gelu_mul", "up", up, gate.shape)
+    with np.errstate(over="ignore"):  # as in silu_mul
+        inner = gate + np.float32(0.044715) * (gate * gate * gate)
+        share = np.float32(1) / (np.float32(1) + np.exp(np.float32(-2 * GELU_SLOPE) * inner))
+    result: F32 = gate * share * up
+    return result
 
 
 def silu_mul(gate: F32, up: F32) -> F32:

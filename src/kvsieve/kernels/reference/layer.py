@@ -6,10 +6,24 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from kvsieve.kernels.backend import LayerShape, LayerWeights, Segment, SegmentStats, StepStats
+from kvsieve.kernels.backend import (
+    BlockLists,
+    LayerShape,
+    LayerWeights,
+    Segment,
+    SegmentStats,
+    StepStats,
+)
 from kvsieve.kernels.checks import check_f32, check_layer, check_segment
 from kvsieve.kernels.reference.attention import attend
-from kvsieve.kernels.reference.dense import project, rms_norm, rope, silu_mul
+from kvsieve.kernels.reference.dense import (
+    PackedWeight,
+    gelu_mul,
+    project,
+    rms_norm,
+    rope,
+    silu_mul,
+)
 from kvsieve.kernels.reference.pages import append
 from kvsieve.kernels.reference.segment_selection import count_pairs, select
 from kvsieve.types import F32
@@ -83,9 +97,9 @@ def run_layer(layer: Layer, index: int, hidden: F32, step: Step) -> None:
     clock = _Clock(step.stats)
 
     x = rms_norm(hidden, weights.attn_norm, eps=shape.rms_norm_eps)
-    q: F32 = project(x, weights.q_proj).reshape(len(x), shape.num_q_heads, shape.head_dim)
-    k: F32 = project(x, weights.k_proj).reshape(len(x), shape.num_kv_heads, shape.head_dim)
-    v = project(x, weights.v_proj).reshape(k.shape)
+    q = _heads(x, weights.q_proj, weights.q_bias, shape.num_q_heads)
+    k = _heads(x, weights.k_proj, weights.k_bias, shape.num_kv_heads)
+    v = _heads(x, weights.v_proj, weights.v_bias, shape.num_kv_heads)
     q = _norm_heads(q, weights.q_norm, eps=shape.rms_norm_eps)
     k = _norm_heads(k, weights.k_norm, eps=shape.rms_norm_eps)
     q = rope(q, step.cos, step.sin, interleaved=shape.rope_interleaved)
@@ -98,19 +112,31 @@ def run_layer(layer: Layer, index: int, hidden: F32, step: Step) -> None:
         rows = slice(start, start + segment.q_len)
         append(segment, index, k[rows], v[rows])
         clock.charge("attention_ns")
-        lists = select(segment, index, q[rows], scale=shape.attention_scale)
+        lists: BlockLists | None = None
+        if not shape.window:  # a window is read exactly, whatever the plan
+            lists = select(segment, index, q[rows], scale=shape.attention_scale)
         clock.charge("select_ns")
-        attended[rows] = attend(segment, index, q[rows], scale=shape.attention_scale, lists=lists)
-        attended_pairs, causal_pairs = count_pairs(segment, lists)
+        attended[rows] = attend(
+            segment,
+            index,
+            q[rows],
+            scale=shape.attention_scale,
+            lists=lists,
+            window=shape.window,
+        )
+        attended_pairs, causal_pairs = count_pairs(segment, lists, window=shape.window)
         stats.pairs_attended += attended_pairs
         stats.pairs_causal += causal_pairs
         clock.charge("attention_ns")
         start = rows.stop
 
-    hidden += project(attended.reshape(len(x), -1), weights.o_proj)
+    added = project(attended.reshape(len(x), -1), weights.o_proj)
+    hidden += _normed(added, weights.attn_post_norm, eps=shape.rms_norm_eps)
     x = rms_norm(hidden, weights.ffn_norm, eps=shape.rms_norm_eps)
-    gated = silu_mul(project(x, weights.gate_proj), project(x, weights.up_proj))
-    hidden += project(gated, weights.down_proj)
+    activate = gelu_mul if shape.gate == "gelu" else silu_mul
+    gated = activate(project(x, weights.gate_proj), project(x, weights.up_proj))
+    added = project(gated, weights.down_proj)
+    hidden += _normed(added, weights.ffn_post_norm, eps=shape.rms_norm_eps)
     clock.charge("dense_ns")
 
 
@@ -125,6 +151,19 @@ class _Clock:
         now = perf_counter_ns()
         setattr(self._stats, counter, getattr(self._stats, counter) + now - self._last)
         self._last = now
+
+
+def _heads(x: F32, weight: PackedWeight, bias: F32 | None, num_heads: int) -> F32:
+    """A projection, f32 ``[T, H, D]``, plus its bias where there is one."""
+    y = project(x, weight)
+    if bias is not None:
+        y = y + bias
+    return y.reshape(len(x), num_heads, -1)
+
+
+def _normed(x: F32, weight: F32 | None, *, eps: float) -> F32:
+    """RMS norm of each row of ``x [T, W]``, where the architecture has one."""
+    return x if weight is None else rms_norm(x, weight, eps=eps)
 
 
 def _norm_heads(x: F32, weight: F32 | None, *, eps: float) -> F32:

@@ -166,18 +166,20 @@ def _require_one_row(function: str, segment: Segment) -> None:
         raise ShapeError(f"[{function}] q: expected one decoded token, got {segment.q_len} rows")
 
 
-def count_pairs(segment: Segment, lists: BlockLists | None) -> tuple[int, int]:
+def count_pairs(segment: Segment, lists: BlockLists | None, *, window: int = 0) -> tuple[int, int]:
     """(query, block) pairs that the lists read, and that exact attention would read.
 
-    A pair is counted once per KV head, over the union of its query heads' lists.
+    A pair is counted once per KV head, over the union of its query heads' lists. With a window,
+    exact attention reads the window's blocks.
     """
     num_kv_heads = segment.pages.shape[2]
     attended = causal = 0
     for tile, rows in tiles(segment):
         num_rows = rows.stop - rows.start
-        causal += num_rows * (tile + 1) * num_kv_heads
+        exact = num_rows * len(causal_blocks(tile, window=window)) * num_kv_heads
+        causal += exact
         if lists is None:
-            attended += num_rows * (tile + 1) * num_kv_heads
+            attended += exact
             continue
         sharing = lists.num_heads // num_kv_heads
         for kv_head in range(num_kv_heads):

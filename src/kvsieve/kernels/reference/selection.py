@@ -285,9 +285,13 @@ def expand_blocks(selected: I32, *, block_size: int, num_blocks: int) -> I32:
     return blocks[blocks < num_blocks].astype(np.int32)
 
 
-def causal_blocks(tile: int) -> I32:
-    """What an exact tile reads: blocks 0 to its own."""
-    return np.arange(tile + 1, dtype=np.int32)
+def causal_blocks(tile: int, *, window: int = 0) -> I32:
+    """What an exact tile reads: blocks 0 to its own, or those that its first row's window meets.
+
+    The first row's, so that every row of a tile has the same list, in a prompt and decoded alone.
+    """
+    first = max(0, tile * BLOCK_SIZE - window + 1) // BLOCK_SIZE if window else 0
+    return np.arange(first, tile + 1, dtype=np.int32)
 
 
 def block_lists(rows: Sequence[I32], *, num_heads: int) -> BlockLists:
