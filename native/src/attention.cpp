@@ -10,17 +10,22 @@ int num_runs(int blocks) { return (blocks + kRunBlocks - 1) / kRunBlocks; }
 
 constexpr float kMinusInfinity = -__builtin_inff();
 
+// Runs of a decoded token that a thread takes at once, at most: 3 of 4 know the run after them.
+constexpr int kRunsAtOnce = 4;
+
 }  // namespace
 
 void Attention::prepare(HeadShape shape, const std::vector<Segment>& segments) {
   shape_ = shape;
   int most_blocks = 1;
   bool any_recorded = false;
-  size_t recorded = 0;
+  size_t recorded = 0, partials = 0;
   importance_at_.resize(segments.size());
   for (size_t i = 0; i < segments.size(); i++) {
     most_blocks = std::max(most_blocks, segments[i].num_blocks());
     importance_at_[i] = recorded;
+    if (!segments[i].is_prefill)  // at most, whatever the lists will be
+      partials += static_cast<size_t>(num_runs(segments[i].num_blocks())) * shape.num_q_heads;
     if (!segments[i].record_importance) continue;
     any_recorded = true;
     recorded += static_cast<size_t>(segments[i].num_blocks()) * kBlock;
@@ -37,7 +42,9 @@ void Attention::prepare(HeadShape shape, const std::vector<Segment>& segments) {
     scratch.run_max.reserve(num_runs(most_blocks) * kBlock);
     scratch.importance_run.reserve(kRunTokens);
     if (scratch.importance.size() < recorded) scratch.importance.resize(recorded);
+    scratch.took_part = false;
   }
+  partials_.reserve(partials * (shape.head_dim + 2));
   recorded_tokens_ = recorded;
 }
 
@@ -49,10 +56,10 @@ Attention::List Attention::list(const Segment& s, const Lists& lists, int head, 
   return {every_block_.data() + first, own + 1 - first};
 }
 
-void Attention::plan(const std::vector<Segment>& segments, const std::vector<Lists>& lists) {
-  items_.clear();
-  merges_.clear();
-  for (Scratch& scratch : scratch_) scratch.took_part = false;
+void Attention::plan(const std::vector<Segment>& segments, const std::vector<Lists>& lists,
+                     Scratch& scratch) const {
+  scratch.items.clear();
+  scratch.merges.clear();
   size_t partial = 0;
   for (int i = 0; i < static_cast<int>(segments.size()); i++) {
     const Segment& s = segments[i];
@@ -61,7 +68,7 @@ void Attention::plan(const std::vector<Segment>& segments, const std::vector<Lis
       // other and find the pages in the cache.
       for (int tile = s.num_tiles() - 1; tile >= 0; tile--)
         for (int head = 0; head < shape_.num_q_heads; head++)
-          items_.push_back({i, head, tile, 0, 0, 0});
+          scratch.items.push_back({i, head, tile, 0, 0, 0});
       continue;
     }
     const int heads = lists[i].heads, per_list = shape_.num_q_heads / heads;
@@ -69,37 +76,54 @@ void Attention::plan(const std::vector<Segment>& segments, const std::vector<Lis
       const int runs = num_runs(list(s, lists[i], head, 0).length);
       const size_t row_floats = shape_.head_dim + 2, step = row_floats * per_list;
       for (int r = 0; r < per_list; r++)
-        merges_.push_back({i, head * per_list + r, runs, partial + r * row_floats, step});
+        scratch.merges.push_back({i, head * per_list + r, runs, partial + r * row_floats, step});
       for (int run = 0; run < runs; run++, partial += step)
-        items_.push_back({i, head, 0, run, per_list, partial});
+        scratch.items.push_back({i, head, 0, run, per_list, partial});
     }
   }
-  partials_.reserve(partial);
 }
 
-void Attention::attend_run(const Segment& s, int layer, int kv_head, List blocks, int run,
-                           const Queries& q, int rows, const int* visible, float* logits, float* o,
-                           float* m, float* sums, Scratch& scratch) const {
-  const uint8_t* pages[kRunBlocks];
-  const int* run_blocks = blocks.blocks + run * kRunBlocks;
-  const int count = std::min(kRunBlocks, blocks.length - run * kRunBlocks);
-  for (int i = 0; i < count; i++) pages[i] = s.page(layer, kv_head, run_blocks[i]);
-  kernels_.attend_run({&s.layout, pages, run_blocks, count, q, rows, visible, logits,
-                       scratch.codes.data(), o, m, sums, shape_.window});
+// Decode's runs are taken several at a time, so that a thread knows which it computes next and can
+// ask for its pages; few enough to share evenly. A prompt's tiles are large: one at a time.
+int Attention::items_at_once(const std::vector<Segment>& segments, int64_t count) const {
+  for (const Segment& s : segments)
+    if (s.is_prefill) return 1;
+  const int64_t threads = static_cast<int64_t>(scratch_.size());
+  if (count <= kRunsAtOnce * threads) return static_cast<int>((count + threads - 1) / threads);
+  return static_cast<int>(std::clamp<int64_t>(count / (2 * threads), 1, kRunsAtOnce));
 }
 
-void Attention::attend_decode(const Segment& s, const Lists& lists, const FoldedQueries& queries,
-                              int layer, const Item& item, Scratch& scratch) {
+Attention::Run Attention::run_of(const Segment& s, int layer, int kv_head, List blocks, int run) {
+  Run found;
+  found.blocks = blocks.blocks + run * kRunBlocks;
+  found.count = std::min(kRunBlocks, blocks.length - run * kRunBlocks);
+  for (int i = 0; i < found.count; i++) found.pages[i] = s.page(layer, kv_head, found.blocks[i]);
+  return found;
+}
+
+void Attention::attend_decode(const std::vector<Segment>& segments, const std::vector<Lists>& lists,
+                              const FoldedQueries& queries, int layer, const Item& item,
+                              const Item* next, Scratch& scratch) {
+  const Segment& s = segments[item.segment];
   const int d = shape_.head_dim, first_head = item.head * item.rows;
-  const List blocks = list(s, lists, item.head, 0);
+  auto pages_of = [&](const Item& each) {
+    const Segment& own = segments[each.segment];
+    return run_of(own, layer, each.head * each.rows / shape_.group_size(),
+                  list(own, lists[each.segment], each.head, 0), each.run);
+  };
+  const Run run = pages_of(item);
+  Run coming;
+  coming.count = 0;
+  if (next && segments[next->segment].layout.v == s.layout.v) coming = pages_of(*next);
   int visible[kMaxRows];
   std::fill(visible, visible + kMaxRows, s.end());
   for (int row = 0; row < item.rows; row += kMaxRows) {
     const int rows = std::min(kMaxRows, item.rows - row);
     float m[kMaxRows], sums[kMaxRows];
-    attend_run(s, layer, first_head / shape_.group_size(), blocks, item.run,
-               queries.view(s, 0, first_head + row, true), rows, visible, scratch.logits.data(),
-               scratch.o.data(), m, sums, scratch);
+    kernels_.attend_run({&s.layout, run.pages, run.blocks, run.count, row == 0, coming.pages,
+                         row == 0 ? coming.count : 0, queries.view(s, 0, first_head + row, true),
+                         rows, visible, scratch.logits.data(), scratch.codes.data(),
+                         scratch.o.data(), m, sums, shape_.window});
     for (int r = 0; r < rows; r++) {
       float* at = partials_.data() + item.partial + static_cast<size_t>(row + r) * (d + 2);
       std::copy_n(scratch.o.data() + r * d, d, at);
@@ -132,7 +156,8 @@ void Attention::attend_tile(const Segment& s, const Lists& lists, const FoldedQu
   float* tile_out = out + (static_cast<size_t>(s.first_row) + begin) * stride + item.head * d;
   float m[kBlock], sums[kBlock] = {};
   std::fill(m, m + kBlock, kMinusInfinity);
-  for (int run = 0; run < num_runs(blocks.length); run++)
+  for (int run = 0; run < num_runs(blocks.length); run++) {
+    const Run pages = run_of(s, layer, kv_head, blocks, run);
     for (int row = 0; row < tile_rows; row += kMaxRows) {
       const int rows = std::min(kMaxRows, tile_rows - row);
       int visible[kMaxRows];
@@ -140,14 +165,17 @@ void Attention::attend_tile(const Segment& s, const Lists& lists, const FoldedQu
       const size_t kept = static_cast<size_t>(run) * kBlock + row;
       float* logits = scratch.logits.data() + (s.record_importance ? kept * kRunTokens : 0);
       float run_max[kMaxRows], run_sum[kMaxRows];
-      attend_run(s, layer, kv_head, blocks, run, queries.view(s, begin + row, item.head, false),
-                 rows, visible, logits, scratch.o.data(), run_max, run_sum, scratch);
+      kernels_.attend_run({&s.layout, pages.pages, pages.blocks, pages.count, false, nullptr, 0,
+                           queries.view(s, begin + row, item.head, false), rows, visible, logits,
+                           scratch.codes.data(), scratch.o.data(), run_max, run_sum,
+                           shape_.window});
       for (int r = 0; r < rows; r++) {
         kernels_.merge(tile_out + (row + r) * stride, &m[row + r], &sums[row + r],
                        scratch.o.data() + r * d, run_max[r], run_sum[r], d);
         scratch.run_max.data()[kept + r] = run_max[r];
       }
     }
+  }
   for (int r = 0; r < tile_rows; r++) kernels_.finish(tile_out + r * stride, sums[r], d);
   if (s.record_importance)
     record_importance(blocks, tile_rows, m, sums,
@@ -177,24 +205,29 @@ void Attention::record_importance(List blocks, int rows, const float* m, const f
 void Attention::run(Worker& worker, const std::vector<Segment>& segments,
                     const std::vector<Lists>& lists, const FoldedQueries& queries, int layer,
                     float* out) {
-  worker.share(1, 1, [&](int64_t) { plan(segments, lists); });
-  worker.share(static_cast<int64_t>(items_.size()), 1, [&](int64_t i) {
-    const Item& item = items_[i];
+  Scratch& scratch = scratch_[worker.id()];
+  plan(segments, lists, scratch);
+  const std::vector<Item>& items = scratch.items;
+  const int64_t count = static_cast<int64_t>(items.size());
+  const int grain = items_at_once(segments, count);
+  worker.share(count, grain, [&](int64_t i) {
+    const Item& item = items[i];
     const Segment& s = segments[item.segment];
-    Scratch& scratch = scratch_[worker.id()];
     if (!scratch.took_part) {
       std::fill_n(scratch.importance.begin(), recorded_tokens_, 0);
       scratch.took_part = true;
     }
-    if (s.is_prefill)
+    if (s.is_prefill) {
       attend_tile(s, lists[item.segment], queries, layer, item, out, scratch);
-    else
-      attend_decode(s, lists[item.segment], queries, layer, item, scratch);
+    } else {
+      const bool is_last = (i + 1) % grain == 0 || i + 1 == count;
+      attend_decode(segments, lists, queries, layer, item, is_last ? nullptr : &item + 1, scratch);
+    }
   });
   const size_t stride = static_cast<size_t>(shape_.num_q_heads) * shape_.head_dim;
-  if (!merges_.empty())
-    worker.share(static_cast<int64_t>(merges_.size()), 1, [&](int64_t i) {
-      const Merge& each = merges_[i];
+  if (!scratch.merges.empty())
+    worker.share(static_cast<int64_t>(scratch.merges.size()), 1, [&](int64_t i) {
+      const Merge& each = scratch.merges[i];
       merge(each, out + segments[each.segment].first_row * stride + each.head * shape_.head_dim);
     });
   for (size_t i = 0; i < segments.size(); i++) {

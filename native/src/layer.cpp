@@ -13,9 +13,29 @@ int64_t now_ns() {
       .count();
 }
 
-// Phases of a layer: 14 of its own, and for each segment at most 1 to enter the cache, 2 to select
+// Phases of a layer: 11 of its own, and for each segment at most 1 to enter the cache, 3 to select
 // and 1 to sum importance.
-int num_phases(size_t segments) { return 14 + 4 * static_cast<int>(segments); }
+int num_phases(size_t segments) { return 11 + 5 * static_cast<int>(segments); }
+
+// So many rows each thread norms and quantises for itself: less than the wait for one that does it
+// for all (576 values take .2 us, the end of a phase .3 to 1).
+constexpr int kFewRows = 4;
+
+// 4 panels x 18 groups x 320 bytes (576 inputs, 4-bit) = 23 KiB: two stretches fit the first cache
+// level while rows pass. A multiple of 2, so that a stretch holds whole groups of 32 outputs.
+constexpr int kStretch = 4;
+
+// Panels that a thread takes at once: of 4, 3, 2 and 1 what leaves the busiest of `threads` the
+// least. 36 panels in fours would be 20 and 16 for two threads.
+int stretch_for(int panels, int threads) {
+  int best = kStretch, least = panels + kStretch;
+  for (int stretch = kStretch; stretch >= 1; stretch--) {
+    const int items = (panels + stretch - 1) / stretch;
+    const int busiest = (items + threads - 1) / threads * stretch;
+    if (busiest < least) best = stretch, least = busiest;
+  }
+  return best;
+}
 
 }  // namespace
 
@@ -26,24 +46,25 @@ Activations Engine::ActivationBuffer::prepare(int rows, int cols) {
   scale.reserve(groups);
   sum.reserve(groups);
   codes_sum.reserve(groups);
-  return {values.data(), codes.data(), scale.data(), sum.data(), codes_sum.data(), cols};
+  return view(cols);
 }
 
 // Panels of several matrices with the same input are shared out as one row of panels.
 void Engine::project_all(Worker& worker, const Activations& x, int rows,
                          std::initializer_list<Output> outputs) {
-  // 4 panels x 18 groups x 320 bytes (576 inputs, 4-bit) = 23 KiB: two stretches fit the first
-  // cache level while rows pass; small enough to share evenly.
-  constexpr int kStretch = 4;
+  // Several matrices even each other out.
+  const int threads = team_.size();
+  const int stretch =
+      outputs.size() > 1 ? kStretch : stretch_for(outputs.begin()->weight->panels(), threads);
   int64_t stretches = 0;
-  for (const Output& out : outputs) stretches += (out.weight->panels() + kStretch - 1) / kStretch;
+  for (const Output& out : outputs) stretches += (out.weight->panels() + stretch - 1) / stretch;
   worker.share(stretches, 1, [&](int64_t i) {
     for (const Output& out : outputs) {
       const int panels = out.weight->panels();
-      const int64_t own = (panels + kStretch - 1) / kStretch;
+      const int64_t own = (panels + stretch - 1) / stretch;
       if (i < own) {
-        const int begin = static_cast<int>(i) * kStretch;
-        const int end = begin + kStretch < panels ? begin + kStretch : panels;
+        const int begin = static_cast<int>(i) * stretch;
+        const int end = begin + stretch < panels ? begin + stretch : panels;
         kernels_.project(out.weight->view(), x, rows, begin, end, out.y, out.stride, out.add);
         return;
       }
@@ -52,8 +73,20 @@ void Engine::project_all(Worker& worker, const Activations& x, int rows,
   });
 }
 
-void Engine::quantize_row(const Activations& x, int row) {
-  if (!kernels_.quantize_row(x, row)) non_finite_.store(true);
+void Engine::quantize(const Activations& x, int row, int begin_group, int end_group) {
+  if (!kernels_.quantize_row(x, row, begin_group, end_group)) non_finite_.store(true);
+}
+
+template <class Fill>
+Activations Engine::each_row(Worker& worker, const Activations& shared, int rows,
+                             const Fill& fill) {
+  if (rows > kFewRows) {
+    worker.share(rows, 4, [&](int64_t row) { fill(shared, static_cast<int>(row)); });
+    return shared;
+  }
+  const Activations own = own_[worker.id()].view(shared.cols);
+  for (int row = 0; row < rows; row++) fill(own, row);
+  return own;
 }
 
 void Engine::project_residual(Worker& worker, const Activations& x, int rows, const Weight& weight,
@@ -76,8 +109,27 @@ void Engine::norm_and_rotate(const Step& step, const Heads& heads, const Segment
   kernels_.rope(head, step.cos + at, step.sin + at, shape.rope_dim, shape.rope_interleaved);
 }
 
+bool Engine::enter_query(const Step& step, const Segment& s, int row, int head,
+                         const Heads& heads) {
+  const size_t at = static_cast<size_t>(s.first_row) + row;
+  float* q = heads.q + (at * heads.shape.num_q_heads + head) * heads.shape.head_dim;
+  if (heads.layer) norm_and_rotate(step, heads, s, row, heads.layer->q_norm, q);
+  return queries_.fold(kernels_, s, row, head, heads.scale);
+}
+
+bool Engine::enter_tile(const Step& step, const Segment& s, int layer, int head, int tile,
+                        const Heads& heads) {
+  for (int at = s.tile_begin(tile); heads.layer && at < s.tile_end(tile); at++) {
+    const int row = at - s.start;
+    float* k =
+        heads.k + ((static_cast<size_t>(s.first_row) + row) * heads.shape.num_kv_heads + head) *
+                      heads.shape.head_dim;
+    norm_and_rotate(step, heads, s, row, heads.layer->k_norm, k);
+  }
+  return append_tile(kernels_, s, layer, head, tile, heads.k, heads.v);
+}
+
 void Engine::enter_cache(Worker& worker, const Step& step, int layer, const Heads& heads) {
-  const int d = heads.shape.head_dim;
   const int num_q = heads.q ? heads.shape.num_q_heads : 0;
   const int num_kv = heads.k ? heads.shape.num_kv_heads : 0;
   for (const Segment& s : step.segments) {
@@ -86,24 +138,58 @@ void Engine::enter_cache(Worker& worker, const Step& step, int layer, const Head
     const int tiles = s.num_blocks() - s.first_tile(), all = num_q + num_kv;
     worker.share(static_cast<int64_t>(tiles) * all, 1, [&](int64_t item) {
       const int tile = static_cast<int>(item) / all, head = static_cast<int>(item) % all;
-      const int begin = s.tile_begin(tile) - s.start, end = s.tile_end(tile) - s.start;
       bool finite = true;
-      for (int row = begin; row < end; row++) {
-        const size_t at = static_cast<size_t>(s.first_row) + row;
-        if (head < num_q) {
-          float* q = heads.q + (at * num_q + head) * d;
-          if (heads.layer) norm_and_rotate(step, heads, s, row, heads.layer->q_norm, q);
-          finite = queries_.fold(kernels_, s, row, head, heads.scale) && finite;
-        } else if (heads.layer) {
-          float* k = heads.k + (at * num_kv + head - num_q) * d;
-          norm_and_rotate(step, heads, s, row, heads.layer->k_norm, k);
-        }
-      }
       if (head >= num_q)
-        finite = append_tile(kernels_, s, layer, head - num_q, tile, heads.k, heads.v) && finite;
+        finite = enter_tile(step, s, layer, head - num_q, tile, heads);
+      else
+        for (int at = s.tile_begin(tile); at < s.tile_end(tile); at++)
+          finite = enter_query(step, s, at - s.start, head, heads) && finite;
       if (!finite) non_finite_.store(true);
     });
   }
+}
+
+void Engine::project_heads(Worker& worker, const Step& step, int layer, const Heads& heads,
+                           const Activations& x, float* v) {
+  const int num_q = heads.shape.num_q_heads, num_kv = heads.shape.num_kv_heads;
+  const int panels = heads.shape.head_dim / kPanel;
+  auto project = [&](const Weight& weight, const float* bias, int head, float* y) {
+    kernels_.project(weight.view(), x, step.rows, head * panels, (head + 1) * panels, y,
+                     weight.view().rows, bias != nullptr);
+  };
+  const Layer& its = *heads.layer;
+  worker.share(num_kv + num_q, 1, [&](int64_t item) {
+    const int head = static_cast<int>(item);
+    bool finite = true;
+    if (head < num_kv) {  // the larger items first
+      project(*its.k, its.k_bias, head, heads.k);
+      project(*its.v, its.v_bias, head, v);
+      for (const Segment& s : step.segments)
+        finite = enter_tile(step, s, layer, head, 0, heads) && finite;
+    } else {
+      project(*its.q, its.q_bias, head - num_kv, heads.q);
+      for (const Segment& s : step.segments)
+        finite = enter_query(step, s, 0, head - num_kv, heads) && finite;
+    }
+    if (!finite) non_finite_.store(true);
+  });
+}
+
+void Engine::gated_units(Worker& worker, const Layer& layer, const Activations& x, int rows,
+                         const Activations& gated) {
+  const int inner = layer.shape.intermediate_size, panels = layer.gate->panels();
+  const auto gate = layer.shape.gelu ? kernels_.gelu_mul : kernels_.silu_mul;
+  worker.share((panels + kStretch - 1) / kStretch, 1, [&](int64_t stretch) {
+    const int begin = static_cast<int>(stretch) * kStretch;
+    const int end = begin + kStretch < panels ? begin + kStretch : panels;
+    kernels_.project(layer.gate->view(), x, rows, begin, end, gate_.data(), inner, false);
+    kernels_.project(layer.up->view(), x, rows, begin, end, up_.data(), inner, false);
+    for (int row = 0; row < rows; row++) {
+      const size_t at = static_cast<size_t>(row) * inner + begin * kPanel;
+      gate(gate_.data() + at, up_.data() + at, (end - begin) * kPanel, gated.values + at);
+      quantize(gated, row, begin * kPanel / kGroup, end * kPanel / kGroup);
+    }
+  });
 }
 
 bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step) {
@@ -122,17 +208,20 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step)
   up_.reserve(static_cast<size_t>(rows) * inner);
   if (layer.attn_post_norm || layer.ffn_post_norm)
     residual_.reserve(static_cast<size_t>(rows) * width);
+  if (rows <= kFewRows)
+    for (ActivationBuffer& own : own_) own.prepare(rows, width > q_width ? width : q_width);
   queries_.prepare(heads, rows, q_.data());
   selection_.prepare(heads, step.segments);
   attention_.prepare(heads, step.segments);
   non_finite_.store(false);
   const std::vector<Segment>& segments = step.segments;
 
-  auto norm_rows = [&](Worker& worker, const float* weight) {
-    worker.share(rows, 4, [&](int64_t row) {
-      kernels_.rms_norm(hidden + row * width, weight, shape.rms_norm_eps, width,
-                        input.values + row * width);
-      quantize_row(input, static_cast<int>(row));
+  auto normed = [&](Worker& worker, const float* weight) {
+    return each_row(worker, input, rows, [&](const Activations& x, int row) {
+      float* values = x.values + static_cast<size_t>(row) * width;
+      kernels_.rms_norm(hidden + static_cast<size_t>(row) * width, weight, shape.rms_norm_eps,
+                        width, values);
+      quantize(x, row, 0, width / kGroup);
     });
   };
   // Where there is a bias, the projection is added to it.
@@ -145,16 +234,21 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step)
   const bool q_add = place_bias(layer.q_bias, q_width, q_.data());
   const bool k_add = place_bias(layer.k_bias, kv_width, k_.data());
   const bool v_add = place_bias(layer.v_bias, kv_width, v_.data());
+  const bool one_row_each = rows == static_cast<int>(segments.size());
+  const Heads entering{heads, q_.data(), k_.data(), v_.data(), shape.attention_scale, &layer};
   const int64_t start = now_ns();
   int64_t before_select = 0, after_select = 0, after_attention = 0;
   team_.run(num_phases(step.segments.size()), [&](Worker& worker) {
-    norm_rows(worker, layer.attn_norm);
-    project_all(worker, input, rows,
-                {{layer.q, q_.data(), q_width, q_add},
-                 {layer.k, k_.data(), kv_width, k_add},
-                 {layer.v, v_.data(), kv_width, v_add}});
-    enter_cache(worker, step, index,
-                {heads, q_.data(), k_.data(), v_.data(), shape.attention_scale, &layer});
+    const Activations before_attention = normed(worker, layer.attn_norm);
+    if (one_row_each) {
+      project_heads(worker, step, index, entering, before_attention, v_.data());
+    } else {
+      project_all(worker, before_attention, rows,
+                  {{layer.q, q_.data(), q_width, q_add},
+                   {layer.k, k_.data(), kv_width, k_add},
+                   {layer.v, v_.data(), kv_width, v_add}});
+      enter_cache(worker, step, index, entering);
+    }
 
     if (worker.is_caller()) before_select = now_ns();
     selection_.run(worker, segments, queries_, index);
@@ -162,17 +256,16 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step)
     attention_.run(worker, segments, selection_.lists(), queries_, index, attended.values);
     if (worker.is_caller()) after_attention = now_ns();
 
-    worker.share(rows, 4, [&](int64_t row) { quantize_row(attended, static_cast<int>(row)); });
-    project_residual(worker, attended, rows, *layer.o, layer.attn_post_norm, shape.rms_norm_eps,
+    const Activations heads_out =
+        each_row(worker, attended, rows, [&](const Activations& x, int row) {
+          const size_t at = static_cast<size_t>(row) * q_width;
+          if (x.values != attended.values)
+            std::memcpy(x.values + at, attended.values + at, sizeof(float) * q_width);
+          quantize(x, row, 0, q_width / kGroup);
+        });
+    project_residual(worker, heads_out, rows, *layer.o, layer.attn_post_norm, shape.rms_norm_eps,
                      hidden);
-    norm_rows(worker, layer.ffn_norm);
-    project_all(worker, input, rows,
-                {{layer.gate, gate_.data(), inner, false}, {layer.up, up_.data(), inner, false}});
-    worker.share(rows, 1, [&](int64_t row) {
-      (shape.gelu ? kernels_.gelu_mul : kernels_.silu_mul)(
-          gate_.data() + row * inner, up_.data() + row * inner, inner, gated.values + row * inner);
-      quantize_row(gated, static_cast<int>(row));
-    });
+    gated_units(worker, layer, normed(worker, layer.ffn_norm), rows, gated);
     project_residual(worker, gated, rows, *layer.down, layer.ffn_post_norm, shape.rms_norm_eps,
                      hidden);
   });
@@ -188,7 +281,9 @@ bool Engine::project(const float* x, int rows, const Weight& weight, float* y) {
   const Activations input = input_.prepare(rows, weight.view().cols);
   std::memcpy(input.values, x, sizeof(float) * rows * input.cols);
   team_.run(2, [&](Worker& worker) {
-    worker.share(rows, 4, [&](int64_t row) { quantize_row(input, static_cast<int>(row)); });
+    worker.share(rows, 4, [&](int64_t row) {
+      quantize(input, static_cast<int>(row), 0, input.cols / kGroup);
+    });
     project_all(worker, input, rows, {{&weight, y, weight.view().rows, false}});
   });
   return !non_finite_.load();

@@ -201,9 +201,10 @@ static Outcome attend(const Kernels& kernels, const PageLayout& layout,
               std::vector<float>(rows * layout.head_dim, __builtin_nanf("")),
               std::vector<float>(rows),
               std::vector<float>(rows)};
-  kernels.attend_run({&layout, at.data(), blocks.data(), n, q.view(), rows, visible.data(),
-                      logits.data(), codes.data(), out.o.data(), out.m.data(), out.s.data(),
-                      window});
+  // As decode calls it: asking for pages ahead must change nothing.
+  kernels.attend_run({&layout, at.data(), blocks.data(), n, true, at.data(), n, q.view(), rows,
+                      visible.data(), logits.data(), codes.data(), out.o.data(), out.m.data(),
+                      out.s.data(), window});
   for (int r = 0; r < rows; r++)
     out.weights.insert(out.weights.end(), logits.begin() + r * kRunTokens,
                        logits.begin() + r * kRunTokens + n * kBlock);

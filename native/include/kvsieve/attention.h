@@ -13,21 +13,13 @@ class Attention {
  public:
   Attention(const Kernels& kernels, int threads) : kernels_(kernels), scratch_(threads) {}
 
-  // Sizes buffers. Not called by workers.
+  // Sizes buffers and forgets the layer before. Not called by workers.
   void prepare(HeadShape shape, const std::vector<Segment>& segments);
   // Writes out [rows][Hq * D]; called by every worker of a job.
   void run(Worker& worker, const std::vector<Segment>& segments, const std::vector<Lists>& lists,
            const FoldedQueries& queries, int layer, float* out);
 
  private:
-  struct Scratch {
-    Buffer<float> logits, o;
-    Buffer<uint8_t> codes;
-    Buffer<float> run_max;            // [run][row of the tile]
-    Buffer<int32_t> importance_run;   // one run's tokens
-    std::vector<int64_t> importance;  // every recording segment's tokens, one after the other
-    bool took_part = false;           // in the layer at hand
-  };
   // A unit of work: one run of a decode list for the rows that share it, or one prompt tile of one
   // query head.
   struct Item {
@@ -39,18 +31,37 @@ class Attention {
     int segment, head, runs;
     size_t partial, step;
   };
+  struct Scratch {
+    Buffer<float> logits, o;
+    Buffer<uint8_t> codes;
+    Buffer<float> run_max;            // [run][row of the tile]
+    Buffer<int32_t> importance_run;   // one run's tokens
+    std::vector<int64_t> importance;  // every recording segment's tokens, one after the other
+    bool took_part = false;           // in the layer at hand
+    // The same on every thread: each makes them for itself, which is cheaper than waiting for one.
+    std::vector<Item> items;
+    std::vector<Merge> merges;
+  };
   struct List {
     const int32_t* blocks;
     int length;
   };
 
-  void plan(const std::vector<Segment>& segments, const std::vector<Lists>& lists);
+  void plan(const std::vector<Segment>& segments, const std::vector<Lists>& lists,
+            Scratch& scratch) const;
   List list(const Segment& s, const Lists& lists, int head, int tile) const;
-  void attend_run(const Segment& s, int layer, int kv_head, List blocks, int run, const Queries& q,
-                  int rows, const int* visible, float* logits, float* o, float* m, float* sums,
-                  Scratch& scratch) const;
-  void attend_decode(const Segment& s, const Lists& lists, const FoldedQueries& queries, int layer,
-                     const Item& item, Scratch& scratch);
+  // The pages of one run of a list.
+  struct Run {
+    const uint8_t* pages[kRunBlocks];
+    const int32_t* blocks;
+    int count;
+  };
+  int items_at_once(const std::vector<Segment>& segments, int64_t count) const;
+  static Run run_of(const Segment& s, int layer, int kv_head, List blocks, int run);
+  // `next` is set for the item that the same thread computes next, null if unknown.
+  void attend_decode(const std::vector<Segment>& segments, const std::vector<Lists>& lists,
+                     const FoldedQueries& queries, int layer, const Item& item, const Item* next,
+                     Scratch& scratch);
   void attend_tile(const Segment& s, const Lists& lists, const FoldedQueries& queries, int layer,
                    const Item& item, float* out, Scratch& scratch);
   void record_importance(List blocks, int rows, const float* m, const float* sums,
@@ -60,8 +71,6 @@ class Attention {
   const Kernels& kernels_;
   HeadShape shape_{};
   std::vector<Scratch> scratch_;
-  std::vector<Item> items_;
-  std::vector<Merge> merges_;
   size_t recorded_tokens_ = 0;
   std::vector<size_t> importance_at_;  // where a segment's tokens start in Scratch::importance
   std::vector<int32_t> every_block_;   // 0, 1, 2, ...

@@ -79,6 +79,11 @@ struct RunArgs {
   const uint8_t* const* pages;
   const int* blocks;  // block number of each page
   int num_pages;      // 1..kRunBlocks
+  // Pages come from memory, not from a cache: ask for them ahead. `next` are the pages of the run
+  // that this thread computes after this one, null if unknown.
+  bool cold;
+  const uint8_t* const* next;
+  int num_next;
   Queries q;
   int rows;
   const int* visible;  // tokens of the sequence that row r sees
@@ -95,8 +100,8 @@ struct Kernels {
   // y[rows, kPanel * panels] = (or +=) x . W^T for panels [panel_begin, panel_end).
   void (*project)(const WeightView& w, const Activations& x, int rows, int panel_begin,
                   int panel_end, float* y, int y_stride, bool add);
-  // False on NaN or infinity.
-  bool (*quantize_row)(const Activations& x, int row);
+  // Groups [begin, end) of a row's values to codes. False on NaN or infinity.
+  bool (*quantize_row)(const Activations& x, int row, int begin, int end);
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* y);
   void (*silu_mul)(const float* gate, const float* up, int n, float* y);
   void (*gelu_mul)(const float* gate, const float* up, int n, float* y);

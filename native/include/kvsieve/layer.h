@@ -50,7 +50,8 @@ class Engine {
       : kernels_(kernels),
         team_(threads),
         selection_(kernels, threads),
-        attention_(kernels, threads) {}
+        attention_(kernels, threads),
+        own_(threads) {}
 
   // hidden [rows][hidden_size] is updated in place. False if NaN or infinity appeared on the way.
   bool run_layer(const Layer& layer, int index, float* hidden, Step& step);
@@ -77,6 +78,9 @@ class Engine {
     Buffer<int8_t> codes;
     Buffer<int32_t> codes_sum;
     Activations prepare(int rows, int cols);
+    Activations view(int cols) const {
+      return {values.data(), codes.data(), scale.data(), sum.data(), codes_sum.data(), cols};
+    }
   };
   struct Output {
     const Weight* weight;
@@ -96,9 +100,23 @@ class Engine {
     const Layer* layer;  // null: q and k are as they should be
   };
   void enter_cache(Worker& worker, const Step& step, int layer, const Heads& heads);
+  // One query head's row, or one KV head's tile of a segment, on its way into the cache.
+  bool enter_query(const Step& step, const Segment& s, int row, int head, const Heads& heads);
+  bool enter_tile(const Step& step, const Segment& s, int layer, int head, int tile,
+                  const Heads& heads);
+  // The three projections and enter_cache in one phase, where every segment has one row.
+  void project_heads(Worker& worker, const Step& step, int layer, const Heads& heads,
+                     const Activations& x, float* v);
+  // silu(x . gate^T) * (x . up^T), quantised.
+  void gated_units(Worker& worker, const Layer& layer, const Activations& x, int rows,
+                   const Activations& gated);
+  // Calls fill(x, row) for each row: on one thread each for `shared`, or, where there are few, on
+  // every thread for itself. Returns what this thread reads from.
+  template <class Fill>
+  Activations each_row(Worker& worker, const Activations& shared, int rows, const Fill& fill);
   void norm_and_rotate(const Step& step, const Heads& heads, const Segment& s, int row,
                        const float* norm, float* head) const;
-  void quantize_row(const Activations& x, int row);
+  void quantize(const Activations& x, int row, int begin_group, int end_group);
   // hidden += x . W^T, normalised first where `norm` is not null.
   void project_residual(Worker& worker, const Activations& x, int rows, const Weight& weight,
                         const float* norm, float eps, float* hidden);
@@ -110,6 +128,7 @@ class Engine {
   Attention attention_;
   FoldedQueries queries_;
   ActivationBuffer input_, attended_, gated_;
+  std::vector<ActivationBuffer> own_;  // per thread: a few rows
   Buffer<float> q_, k_, v_, gate_, up_, residual_;
   std::atomic<bool> non_finite_{false};
 };

@@ -13,6 +13,15 @@ namespace kvsieve::KVSIEVE_TARGET {
 // and stay in the second cache level while a stretch of panels passes.
 constexpr int kRowBlock = 64;
 
+// Groups ahead that one row asks for: 8 x 256 bytes of 4-bit codes. One row streams its weights,
+// and the processor's own prefetch restarts at every 4 KiB and with each of three arrays: 20 to 24
+// GB/s at 576 inputs, where plain reading gives 31 (Zen 4). 4 and 16 groups gain less; more rows
+// compute longer than they wait.
+constexpr int kGroupsAhead = 8;
+
+// Into the second cache level: misses that wait in the first one's few slots hold up the loads.
+static inline void ask_for(const void* p) { __builtin_prefetch(p, 0, 2); }
+
 static inline void store_outputs(float* y, F sum, int lanes, bool add) {
   if (lanes == kPanel) {
     f_store(y, add ? f_load(y) + sum : sum);
@@ -44,6 +53,14 @@ static inline void quantized_tile(const WeightView& w, const Activations& x, int
   KVSIEVE_UNROLL
   for (int r = 0; r < R; r++) acc[r] = f_zero();
   for (int g = 0; g < groups; g++) {
+    if constexpr (R == 1) {
+      const int ahead = g + kGroupsAhead;
+      for (int i = 0; i < kGroupBytes; i += 64) ask_for(codes + ahead * kGroupBytes + i);
+      if (g % 2 == 0) {  // two groups' scales fill a line
+        ask_for(d + (ahead + kGroupsAhead) * kPanel);
+        if constexpr (kHasM) ask_for(m + (ahead + kGroupsAhead) * kPanel);
+      }
+    }
     B u[8];
     KVSIEVE_UNROLL
     for (int i = 0; i < (kFourBit ? 4 : 8); i++) u[i] = b_load(codes + g * kGroupBytes + i * 64);

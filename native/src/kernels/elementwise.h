@@ -47,11 +47,11 @@ static inline bool all_finite(const float* x, int n) {
   return f_reduce_add(sum) == 0.0f;
 }
 
-static bool quantize_row(const Activations& x, int row) {
+static bool quantize_row(const Activations& x, int row, int begin, int end) {
   const int groups = x.cols / kGroup;
   const float* values = x.values + static_cast<size_t>(row) * x.cols;
   int8_t* codes = x.codes + static_cast<size_t>(row) * x.cols;
-  for (int g = 0; g < groups; g++) {
+  for (int g = begin; g < end; g++) {
     F a = f_load(values + g * kGroup), b = f_load(values + g * kGroup + 16);
     Scale s = scale_for(f_reduce_max(f_max(f_abs(a), f_abs(b))));
     I qa = round_to_int(a * f_set1(s.inverse)), qb = round_to_int(b * f_set1(s.inverse));
@@ -65,7 +65,7 @@ static bool quantize_row(const Activations& x, int row) {
     x.codes_sum[at] = sum;
     x.sum[at] = s.scale * static_cast<float>(sum);
   }
-  return all_finite(values, x.cols);
+  return all_finite(values + begin * kGroup, (end - begin) * kGroup);
 }
 
 static void rms_norm(const float* x, const float* weight, float eps, int n, float* y) {
