@@ -8,10 +8,12 @@ from typing import Annotated, Any, cast
 import typer
 
 from kvsieve.cli.bench import bench
+from kvsieve.cli.cost import cost
 from kvsieve.cli.demo import demo
 from kvsieve.cli.evals import passkey
 from kvsieve.cli.generate import generate
 from kvsieve.cli.info import info
+from kvsieve.cli.lab import lab
 from kvsieve.errors import KvsieveError
 from kvsieve.version import __version__
 
@@ -79,7 +81,7 @@ def _evals(context: typer.Context) -> None:
     _help_if_alone(context)
 
 
-for command in (generate, bench, info, demo):
+for command in (generate, bench, info, demo, lab, cost):
     app.command()(command)
 evals.command()(passkey)
 
