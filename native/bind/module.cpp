@@ -8,6 +8,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -171,6 +172,14 @@ nb::tuple read_lists(const kvsieve::Engine& engine) {
     for (int tile = 0; tile < lists.tiles; tile++)
       for (int i = 0; i < lists.length(head, tile); i++) blocks.push_back(lists.row(head, tile)[i]);
   return nb::make_tuple(lists.heads, lists.tiles, lengths, blocks);
+}
+
+// What the last layer attended with: queries and outputs are copied to q and out [rows][Hq][D].
+nb::tuple read_attention(const kvsieve::Engine& engine, const Array<float>& q,
+                         const Array<float>& out) {
+  std::copy_n(engine.queries(), q.size(), q.data());
+  std::copy_n(engine.attended(), out.size(), out.data());
+  return read_lists(engine);
 }
 
 std::vector<kvsieve::Lists> make_lists(int heads, int tiles, const std::vector<int>& lengths,
@@ -355,6 +364,7 @@ NB_MODULE(_native, m) {
           },
           "step"_a, "layer"_a, "q"_a, "num_kv_heads"_a, "scale"_a, "heads"_a, "tiles"_a,
           "lengths"_a, "blocks"_a, "out"_a)
+      .def("last_attention", &read_attention, "q"_a, "out"_a)
       .def("score_stride", [](kvsieve::Engine&, const PyStep& step) {
         return kvsieve::Selection::score_stride(step.step.segments[0]);
       });

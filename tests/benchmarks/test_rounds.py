@@ -77,7 +77,7 @@ def test_replies_are_judged_and_timers_not_asked():
         FakeArm("wrong", [], reply="99999, not 12345"),
         FakeArm("timed only", []),
     ]
-    question = PasskeyPrompt(text="...", token_ids=[1, 2], key="12345", depth=0.5)
+    question = PasskeyPrompt(text="...", token_ids=[1, 2], context_tokens=1, key="12345", depth=0.5)
     answers = Rounds(arms, decode_tokens=4).ask_all([question])
     assert [(answer.engine, answer.hit) for answer in answers] == [
         ("right", True),

@@ -6,6 +6,7 @@ from kvsieve.cache.kv_cache import KVCache, blocks_for
 from kvsieve.errors import CapacityError, ConfigError
 from kvsieve.kernels.backend import SparsePlan
 from kvsieve.kernels.layout import IndexLayout, PageLayout
+from kvsieve.kernels.reference import ReferenceBackend
 
 LAYERS, KV_HEADS, DIM = 2, 3, 64
 
@@ -152,3 +153,22 @@ def test_release_returns_reserved_pages_too_and_may_be_repeated(pool: BlockPool)
 def test_max_tokens_is_at_least_one(pool: BlockPool):
     with pytest.raises(ConfigError, match="max_tokens: expected at least 1, got 0"):
         KVCache(pool, max_tokens=0)
+
+
+def test_read_gives_the_complete_tokens_as_they_are_stored():
+    layout = PageLayout(k_type="f32", v_type="q8_0", head_dim=DIM)
+    pool = BlockPool(layout, num_layers=LAYERS, num_kv_heads=KV_HEADS, num_blocks=6)
+    KVCache(pool, max_tokens=32).reserve(1)  # so that page and block numbers differ
+    cache = KVCache(pool, max_tokens=96)
+    cache.reserve(70)
+    rng = np.random.default_rng(0)
+    k, v = rng.standard_normal((2, 70, KV_HEADS, DIM), dtype=np.float32)
+    for layer in range(LAYERS):
+        segment = cache.segment(start=0, q_len=70, is_prefill=True)
+        ReferenceBackend().append(segment, layer, k + layer, v)
+    cache.commit(66)
+    keys, values = cache.read(1)
+    assert np.array_equal(keys, (k + 1)[:66].transpose(1, 0, 2))
+    assert values.shape == (KV_HEADS, 66, DIM)
+    # Half a step of 8 bits.
+    assert np.abs(values - v[:66].transpose(1, 0, 2)).max() <= np.abs(v).max() / 127 / 2 * 1.01

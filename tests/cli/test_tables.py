@@ -10,9 +10,9 @@ import pytest
 from tests.cli.conftest import Run
 from tests.tiny_model import write_tiny_gguf
 
-PASSKEY_COLUMNS = [
-    "attn", "length", "prompt_tokens", "depth", "key", "answer", "hit", "mode", "density",
-    "blocks_read", "exact_because",
+ANSWER_COLUMNS = [
+    "task", "attn", "setting", "length", "prompt_tokens", "depth", "seed", "expected", "answer",
+    "hit", "score", "logprob", "top1", "mode", "density", "blocks_read",
 ]  # fmt: skip
 BENCH_COLUMNS = [
     "test", "attn", "cache_type", "threads", "ms", "ms_stddev", "tokens_per_second",
@@ -21,25 +21,49 @@ BENCH_COLUMNS = [
 ARMS = ["--attn", "exact", "--attn", "sparse:k=4,tail=0"]
 
 
-def test_passkey_json(on_tiny: Run) -> None:
-    ran = on_tiny("eval", "passkey", "--lengths", "300,400", "--depths", "0.5", *ARMS, "-o", "json")
+@pytest.mark.parametrize("task", ["passkey", "kv", "vartrack", "copy"])
+def test_questions_json(on_tiny: Run, task: str) -> None:
+    ran = on_tiny("eval", task, "--lengths", "440", "--depths", "0.5", *ARMS, "-o", "json")
     assert ran.code == 0, ran.err
     rows = json.loads(ran.out)
-    assert [list(row) for row in rows] == [PASSKEY_COLUMNS] * 4
-    assert [(row["length"], row["mode"]) for row in rows] == [
-        (300, "exact"), (300, "sparse"), (400, "exact"), (400, "sparse"),
+    assert [list(row) for row in rows] == [ANSWER_COLUMNS] * 3
+    assert [(row["setting"], row["mode"]) for row in rows] == [
+        ("any", "exact"), ("B", "sparse"), ("C", "sparse"),
     ]  # fmt: skip
-    assert "kvsieve: sparse:k=4,tail=0: 0 of 2 found" in ran.err
+    assert "kvsieve: sparse:k=4,tail=0 (B): 0 of 1 found" in ran.err
 
 
 def test_passkey_without_settings_compares_exact_and_the_sparse_options(on_tiny: Run) -> None:
-    common = ["eval", "passkey", "--lengths", "300", "--depths", "0.5", "-n", "2", "-o", "csv"]
-    for options, label in (
-        ([], "sparse:k=32"),
-        (["--sparse-attn", "--sparse-k", "5"], "sparse:k=5"),
+    common = ["eval", "passkey", "--lengths", "300", "--depths", "0.5", "-o", "csv"]
+    for options, labels in (
+        (["--skip-exact"], ["exact"]),
+        (["--sparse-attn", "--sparse-k", "5"], ["exact", "sparse:k=5", "sparse:k=5"]),
     ):
         rows = list(csv.DictReader(io.StringIO(on_tiny(*common, *options).out)))
-        assert [row["attn"] for row in rows] == ["exact", label]
+        assert [row["attn"] for row in rows] == labels
+    ran = on_tiny(*common)
+    assert (ran.code, ran.out) == (2, "")
+    assert "all 10 blocks fit the budget of 32" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--settings", "B,D"], "--settings: expected different ones of A, B, C, got 'D'"),
+        (["--settings", "B,B"], "got 'B,B'"),
+        (["--lengths", "0"], "--lengths"),
+        (["--depths", "2"], "--depths"),
+        (["--samples", "0"], "--samples"),
+        (["-o", "xml"], "-o/--output"),
+        (["--sparse-attn", "--sparse-phase", "decode"], "no phase beside a setting"),
+    ],
+)
+def test_bad_options_of_an_evaluation_are_named(
+    on_tiny: Run, options: list[str], named: str
+) -> None:
+    ran = on_tiny("eval", "passkey", *options)
+    assert (ran.code, ran.out) == (2, "")
+    assert named in ran.err
 
 
 def test_bench_json_and_csv_have_the_agreed_columns(on_tiny: Run) -> None:

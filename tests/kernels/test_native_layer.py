@@ -9,7 +9,7 @@ from kvsieve.errors import NumericalError
 from kvsieve.kernels.backend import LayerShape, LayerWeights
 from kvsieve.kernels.native import NativeBackend
 from tests.kernels.parity import REFERENCE, close, source
-from tests.kernels.reference.caches import empty_segment, plan
+from tests.kernels.reference.caches import dense_oracle, empty_segment, plan, stored
 
 TOKENS = 150
 
@@ -167,3 +167,34 @@ def test_nan_in_a_layer_is_an_error_that_names_the_layer(native, kind):
     step = native.begin_step([segment], *angles(shape, 0, 4))
     with pytest.raises(NumericalError, match="layer 0"):
         native.run_layer(layer, 0, hidden, step)
+
+
+@pytest.mark.parametrize("sparse", [None, plan(k=2), plan(k=2, share="group")])
+@pytest.mark.parametrize("k_type", ["f32", "q8_0"])
+def test_the_trace_of_a_layer_is_what_attention_ran(native, sparse, k_type):
+    shape = layer_shape()
+    for backend in (native, REFERENCE):
+        layer = build(backend, shape, kind="q8")
+        hidden = np.random.default_rng(1).standard_normal((TOKENS, 96), np.float32)
+        cache = empty_segment(TOKENS, k_type=k_type, sparse=sparse)
+        for start, stop in ((0, TOKENS - 1), (TOKENS - 1, TOKENS)):
+            segment = replace(cache, start=start, q_len=stop - start, is_prefill=start == 0)
+            step = backend.begin_step([segment], *angles(shape, start, stop - start))
+            backend.run_layer(layer, 0, hidden[start:stop].copy(), step)
+        trace = backend.last_attention(segment, num_q_heads=6)
+        assert trace.q.shape == trace.out.shape == (1, 6, 32)
+        assert (trace.lists is None) == (sparse is None)
+        for head in range(6):
+            read = np.zeros(TOKENS, bool)
+            if trace.lists is None:
+                read[:] = True
+            else:
+                row = head * trace.lists.num_heads // 6
+                begin, end = trace.lists.indptr[row : row + 2]
+                for block in trace.lists.indices[begin:end]:
+                    read[32 * block : 32 * block + 32] = True
+                assert read.sum() < 65
+            keys, values = stored(segment, head // 3, "k"), stored(segment, head // 3, "v")
+            want = dense_oracle(trace.q[:, head], keys, values, read[None], scale=1.0)
+            # An 8-bit query and 8-bit probabilities; wrong blocks or no scale would be far off.
+            close(trace.out[0, head], want[0], 1e-4 if k_type == "f32" else 3e-2)

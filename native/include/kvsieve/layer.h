@@ -67,6 +67,11 @@ class Engine {
   bool attend(Step& step, HeadShape shape, int layer, float* q, float scale,
               const std::vector<Lists>& lists, float* out);
 
+  // What the last run_layer attended with, until anything else runs: queries with the softmax scale
+  // folded in, and outputs, each [rows][Hq * D]. The lists are in selection().
+  const float* queries() const { return q_.data(); }
+  const float* attended() const { return attended_.values.data(); }
+
   const Selection& selection() const { return selection_; }
   const Kernels& kernels() const { return kernels_; }
   int threads() const { return team_.size(); }

@@ -6,7 +6,8 @@ from kvsieve.cache.block_pool import BlockPool
 from kvsieve.errors import CapacityError, ConfigError
 from kvsieve.kernels.backend import Segment, SparsePlan
 from kvsieve.kernels.layout import IndexLayout
-from kvsieve.types import BLOCK_SIZE, I32, I64, U8
+from kvsieve.kernels.reference.pages import read_keys, read_values
+from kvsieve.types import BLOCK_SIZE, F32, I32, I64, U8
 
 
 class KVCache:
@@ -93,6 +94,24 @@ class KVCache:
             importance=self.importance,
             record_importance=record_importance,
         )
+
+    def read(self, layer: int) -> tuple[F32, F32]:
+        """Keys and values of the complete tokens, f32 ``[Hkv, num_tokens, D]``, for evaluation."""
+        segment = Segment(
+            start=0,
+            q_len=self.num_tokens,
+            is_prefill=True,
+            layout=self.pool.layout,
+            pages=self.pool.pages,
+            block_table=self.block_table[: self.num_blocks],
+        )
+        blocks = np.arange(blocks_for(self.num_tokens))
+        sides = [
+            [side(segment, layer, head, blocks).floats() for head in range(self.pool.num_kv_heads)]
+            for side in (read_keys, read_values)
+        ]
+        keys, values = (np.stack(heads)[:, : self.num_tokens] for heads in sides)
+        return keys, values
 
     def commit(self, num_tokens: int) -> None:
         """Mark the first `num_tokens` tokens as complete: a step has run through every layer."""

@@ -10,7 +10,7 @@ import typer
 from kvsieve.cli.bench import bench
 from kvsieve.cli.cost import cost
 from kvsieve.cli.demo import demo
-from kvsieve.cli.evals import passkey
+from kvsieve.cli.evals.questions import copy, kv, passkey, vartrack
 from kvsieve.cli.generate import generate
 from kvsieve.cli.info import info
 from kvsieve.cli.lab import lab
@@ -77,13 +77,14 @@ def _program(
 
 @evals.callback()
 def _evals(context: typer.Context) -> None:
-    """Check what a model still finds in a long prompt."""
+    """Check what a model still finds, keeps and says when it reads only some blocks."""
     _help_if_alone(context)
 
 
 for command in (generate, bench, info, demo, lab, cost):
     app.command()(command)
-evals.command()(passkey)
+for command in (passkey, kv, vartrack, copy):
+    evals.command()(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

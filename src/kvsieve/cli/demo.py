@@ -63,7 +63,7 @@ def demo(options: DemoOptions, model: ModelOptions) -> None:
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     arms = [Arm.of(None), *(Arm.of(SparseAttention(k=k)) for k in BUDGETS)]
     with StatusBar() as bar, open_model(model, bar=bar) as llm:
-        check_room(llm, lengths=[options.length], reply_tokens=REPLY_TOKENS)
+        check_room(llm, task="demo", length=options.length, reply_tokens=REPLY_TOKENS)
         prompt = passkey_prompt(
             llm.tokenizer, length=options.length, depth=options.depth, seed=options.seed
         )

@@ -21,7 +21,8 @@ from kvsieve.engine.reply import Engine
 from kvsieve.engine.runner import Runner
 from kvsieve.engine.sampling import SamplingParams
 from kvsieve.engine.scheduler import Scheduler
-from kvsieve.errors import ConfigError, TemplateError
+from kvsieve.engine.walk import Walk
+from kvsieve.errors import CapacityError, ConfigError, TemplateError
 from kvsieve.kernels.backends import BackendName, make_backend
 from kvsieve.models.config import ModelConfig
 from kvsieve.types import CACHE_TYPES, F32, CacheType
@@ -205,19 +206,28 @@ class LLM:
             raise ConfigError(
                 f"[LLM.logits] prompt_len: expected 1 to {len(ids)} (tokens), got {prompt_len}"
             )
-        sequence = self._preparation.sequence(
-            ids[:prompt_len], sparse=self._chosen(sparse), max_tokens=len(ids), pool=self._pool
-        )
-        sequence.output_ids += ids[prompt_len:].tolist()
         logits = np.empty((len(ids), self.config.vocab_size), np.float32)
-        try:
-            while (start := sequence.cache.num_tokens) < len(ids):
-                batch = self._engine.scheduler.next_batch([sequence], prompt_logits="all")
-                (rows,), _ = self._engine.runner.forward(batch)
-                logits[start : sequence.cache.num_tokens] = rows
-        finally:
-            sequence.cache.release()
+        with self.walk(ids[:prompt_len].tolist(), max_tokens=len(ids), sparse=sparse) as walk:
+            for first, rows in walk.prompt_logits(start=0):
+                logits[first : first + len(rows)] = rows
+            for position in range(prompt_len, len(ids)):
+                logits[position] = walk.step(int(ids[position]))
         return logits
+
+    def walk(
+        self, prompt: str | Items[int], *, max_tokens: int, sparse: SparseChoice = UNSET
+    ) -> Walk:
+        """A sequence of at most `max_tokens` tokens that the caller leads, for evaluation."""
+        ids = self._preparation.prompt_ids(prompt)
+        if not len(ids) <= max_tokens <= self.ctx_size:
+            raise CapacityError(
+                f"[LLM.walk] max_tokens: expected {len(ids)} (the prompt) to {self.ctx_size} "
+                f"(ctx_size), got {max_tokens}"
+            )
+        sequence = self._preparation.sequence(
+            ids, sparse=self._chosen(sparse), max_tokens=max_tokens, pool=self._pool
+        )
+        return Walk(sequence, engine=self._engine)
 
     def chat_prompt(self, messages: Items[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation in the model's own template, ready to be answered."""

@@ -1,9 +1,12 @@
-"""Prompts made to measure: templated filler, and a pass key hidden in it.
+"""Text to measure with: templated filler with something hidden in it, and natural prose.
 
 Everything is drawn from a seed, so the same arguments give the same text on every machine.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
+from pydoc_data.topics import topics
 from random import Random
 from typing import Protocol
 
@@ -25,6 +28,8 @@ _PASTIMES = (
 )
 # fmt: on
 
+TEXT_KINDS = ("templated", "natural")
+
 QUESTION = " What is the pass key? The pass key is"
 """Asked as a completion: small chat models answer this form from far longer prompts."""
 
@@ -39,10 +44,11 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PasskeyPrompt:
-    """A prompt whose right continuation is `key`."""
+    """A prompt whose right continuation is `key`; `context_tokens` come before the question."""
 
     text: str
     token_ids: list[int]
+    context_tokens: int
     key: str
     depth: float
 
@@ -72,20 +78,71 @@ def passkey_prompt(
     random = Random(f"passkey {seed} {length} {depth}")
     key = str(random.randint(10_000, 99_999))
     needle = f"The pass key is {key}. Remember it. {key} is the pass key."
+    fitted = fit_filler(
+        tokenizer,
+        lambda: filler_sentence(random),
+        inserts=[(depth, needle)],
+        question=QUESTION,
+        length=length,
+        function="passkey_prompt",
+    )
+    return PasskeyPrompt(
+        text=fitted.text,
+        token_ids=fitted.token_ids,
+        context_tokens=fitted.context_tokens,
+        key=key,
+        depth=depth,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedText:
+    """Filler with something hidden in it, and a question at the end.
+
+    ``context_tokens``: how many of the tokens come before the question.
+    """
+
+    text: str
+    token_ids: list[int]
+    context_tokens: int
+
+
+def fit_filler(
+    tokenizer: Encoder,
+    sentence: Callable[[], str],
+    *,
+    inserts: Sequence[tuple[float, str]],
+    question: str,
+    length: int,
+    function: str,
+) -> FittedText:
+    """As many sentences as `length` tokens allow, each insert at its depth, the question last.
+
+    Parameters
+    ----------
+    sentence
+        Gives the next sentence of filler.
+    inserts
+        Pairs (depth, text), by rising depth: 0 is before all filler, 1 after it.
+    function
+        Whose error it is if `length` has no room for inserts and question (ConfigError).
+    """
+    needle = " ".join(text for _, text in inserts)
     sentences: list[str] = []
-    budget = length - len(tokenizer.encode(needle + QUESTION))
+    budget = length - len(tokenizer.encode(needle + question))
     while budget > 0:
-        sentences.append(_sentence(random))
+        sentences.append(sentence())
         budget -= len(tokenizer.encode(" " + sentences[-1], add_special=False))
     # Sentences counted one by one may differ from the whole by a merge at a seam: count again.
     while True:
-        text = _with_needle(sentences, needle, depth) + QUESTION
-        token_ids = tokenizer.encode(text)
+        context = _with_inserts(sentences, inserts)
+        token_ids = tokenizer.encode(context + question)
         if len(token_ids) <= length:
-            return PasskeyPrompt(text=text, token_ids=token_ids, key=key, depth=depth)
+            before = _common_prefix(token_ids, tokenizer.encode(context))
+            return FittedText(text=context + question, token_ids=token_ids, context_tokens=before)
         if not sentences:
             raise ConfigError(
-                f"[passkey_prompt] length: expected at least {len(token_ids)} tokens "
+                f"[{function}] length: expected at least {len(token_ids)} tokens "
                 f"(the key and the question), got {length}"
             )
         sentences.pop()
@@ -94,9 +151,9 @@ def passkey_prompt(
 def filler_tokens(tokenizer: Encoder, count: int, *, seed: int = 0) -> list[int]:
     """Exactly `count` token ids of filler text, cut wherever that falls."""
     random = Random(f"filler {seed}")
-    token_ids = tokenizer.encode(_sentence(random))
+    token_ids = tokenizer.encode(filler_sentence(random))
     while len(token_ids) < count:
-        token_ids += tokenizer.encode(" " + _sentence(random), add_special=False)
+        token_ids += tokenizer.encode(" " + filler_sentence(random), add_special=False)
     return token_ids[:count]
 
 
@@ -105,11 +162,56 @@ def random_tokens(vocab_size: int, count: int, *, seed: int = 0) -> list[int]:
     return Random(f"tokens {seed}").choices(range(vocab_size), k=count)
 
 
-def _sentence(random: Random) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Passage:
+    """Exactly `length` tokens of one kind of text; ``source`` names the text and its version."""
+
+    token_ids: list[int]
+    source: str
+
+
+def passage(tokenizer: Encoder, kind: str, length: int, *, seed: int = 0) -> Passage:
+    """`length` tokens of text to read: ``natural`` prose, or ``templated`` filler.
+
+    Natural text is the standard library's `pydoc_data.topics`, about 110,000 tokens that differ
+    between versions of Python: ``source`` holds the first 12 digits of its SHA-256. `seed`
+    chooses the topic it starts with, and draws the filler.
+    """
+    if kind == "templated":
+        return Passage(
+            token_ids=filler_tokens(tokenizer, length, seed=seed), source=f"templated:{seed}"
+        )
+    if kind != "natural":
+        raise ConfigError(f"[passage] kind: expected one of {', '.join(TEXT_KINDS)}, got {kind!r}")
+    texts = [topics[name] for name in sorted(topics)]
+    digest = sha256("\n\n".join(texts).encode()).hexdigest()[:12]
+    first = Random(f"passage {seed}").randrange(len(texts)) if seed else 0
+    token_ids = tokenizer.encode("\n\n".join(texts[first:] + texts[:first]))[:length]
+    if len(token_ids) < length:
+        raise ConfigError(
+            f"[passage] length: expected at most {len(token_ids)} tokens (all of the natural "
+            f"text), got {length}"
+        )
+    return Passage(token_ids=token_ids, source=f"pydoc_topics:{digest}:{seed}")
+
+
+def filler_sentence(random: Random) -> str:
+    """The next sentence of filler; there are 2,000 different ones."""
     name, city = random.choice(_NAMES), random.choice(_CITIES)
     return f"{name} works in {city} and enjoys {random.choice(_PASTIMES)}."
 
 
-def _with_needle(sentences: list[str], needle: str, depth: float) -> str:
-    at = round(depth * len(sentences))
-    return " ".join([*sentences[:at], needle, *sentences[at:]])
+def _with_inserts(sentences: list[str], inserts: Sequence[tuple[float, str]]) -> str:
+    parts: list[str] = []
+    done = 0
+    for depth, text in inserts:
+        at = round(depth * len(sentences))
+        parts += [*sentences[done:at], text]
+        done = at
+    return " ".join([*parts, *sentences[done:]])
+
+
+def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many leading items two lists share."""
+    same = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(same, min(len(one), len(other)))

@@ -216,6 +216,19 @@ class BlockLists:
     indices: I32
 
 
+@dataclass(frozen=True, kw_only=True)
+class AttentionTrace:
+    """What attention of one layer ran with, for one segment: the evidence that evaluation reads.
+
+    ``q`` f32 ``[Tq, Hq, D]`` after norm and rope, the softmax scale folded in; ``out`` likewise,
+    what attention gave; ``lists`` are those that were read, None where the segment was exact.
+    """
+
+    q: F32
+    out: F32
+    lists: BlockLists | None
+
+
 class Backend(Protocol):
     """Numeric primitives of the engine. All arrays are C-contiguous."""
 
@@ -249,3 +262,4 @@ class Backend(Protocol):
     def begin_step(self, segments: Sequence[Segment], cos: F32, sin: F32) -> Any: ...
     def run_layer(self, layer: Any, index: int, hidden: F32, step: Any) -> None: ...
     def step_stats(self, step: Any) -> StepStats: ...
+    def last_attention(self, segment: Segment, *, num_q_heads: int) -> AttentionTrace: ...

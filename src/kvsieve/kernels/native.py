@@ -12,6 +12,7 @@ import numpy as np
 
 from kvsieve.errors import ConfigError, ModelFileError, NumericalError, ShapeError
 from kvsieve.kernels.backend import (
+    AttentionTrace,
     BlockLists,
     LayerShape,
     LayerWeights,
@@ -314,6 +315,14 @@ class NativeBackend:
                 for i in range(0, len(pairs), 2)
             ],
         )
+
+    def last_attention(self, segment: Segment, *, num_q_heads: int) -> AttentionTrace:
+        """What the last `run_layer` attended with; `segment` was the only one of its step."""
+        q = np.empty((segment.q_len, num_q_heads, segment.layout.head_dim), np.float32)
+        out = np.empty_like(q)
+        found = self._engine.last_attention(q, out)
+        exact = all(length < 0 for length in found[2])
+        return AttentionTrace(q=q, out=out, lists=None if exact else _block_lists(segment, found))
 
     def _step(self, segment: Segment, layer: int) -> Any:
         if not 0 <= layer < segment.pages.shape[0]:

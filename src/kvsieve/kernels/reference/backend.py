@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from kvsieve.errors import ConfigError
 from kvsieve.kernels.backend import (
+    AttentionTrace,
     BlockLists,
     LayerShape,
     LayerWeights,
@@ -27,6 +28,7 @@ class ReferenceBackend:
     def __init__(self, threads: int | None = 1) -> None:
         if threads not in (None, 1):
             raise ConfigError(f"[ReferenceBackend] threads: expected 1, got {threads!r}")
+        self._last_attention: list[AttentionTrace] = []
 
     @property
     def name(self) -> str:
@@ -109,11 +111,16 @@ class ReferenceBackend:
 
     def run_layer(self, layer: layers.Layer, index: int, hidden: F32, step: layers.Step) -> None:
         """See `layer.run_layer`."""
-        layers.run_layer(layer, index, hidden, step)
+        self._last_attention = layers.run_layer(layer, index, hidden, step)
 
     def step_stats(self, step: layers.Step) -> StepStats:
         """What the step has cost and read so far."""
         return step.stats
+
+    def last_attention(self, segment: Segment, *, num_q_heads: int) -> AttentionTrace:
+        """What the last `run_layer` attended with; `segment` was the only one of its step."""
+        (trace,) = self._last_attention
+        return trace
 
 
 def _check_queries(function: str, segment: Segment, q: F32) -> None:

@@ -7,6 +7,7 @@ from time import perf_counter_ns
 import numpy as np
 
 from kvsieve.kernels.backend import (
+    AttentionTrace,
     BlockLists,
     LayerShape,
     LayerWeights,
@@ -87,10 +88,10 @@ def begin_step(segments: Sequence[Segment], cos: F32, sin: F32) -> Step:
     return Step(segments=tuple(segments), cos=cos, sin=sin, stats=stats)
 
 
-def run_layer(layer: Layer, index: int, hidden: F32, step: Step) -> None:
+def run_layer(layer: Layer, index: int, hidden: F32, step: Step) -> list[AttentionTrace]:
     """Layer number `index` over all rows of a step; `hidden` f32 ``[T, W]`` changes in place.
 
-    Time for the cache's append counts as attention.
+    Time for the cache's append counts as attention. Returns what each segment attended with.
     """
     shape, weights = layer.shape, layer.weights
     check_f32("run_layer", "hidden", hidden, (step.num_rows, shape.hidden_size))
@@ -107,6 +108,7 @@ def run_layer(layer: Layer, index: int, hidden: F32, step: Step) -> None:
     clock.charge("dense_ns")
 
     attended = np.empty_like(q)
+    traces: list[AttentionTrace] = []
     start = 0
     for segment, stats in zip(step.segments, step.stats.segments, strict=True):
         rows = slice(start, start + segment.q_len)
@@ -124,6 +126,8 @@ def run_layer(layer: Layer, index: int, hidden: F32, step: Step) -> None:
             lists=lists,
             window=shape.window,
         )
+        folded = q[rows] * np.float32(shape.attention_scale)
+        traces.append(AttentionTrace(q=folded, out=attended[rows], lists=lists))
         attended_pairs, causal_pairs = count_pairs(segment, lists, window=shape.window)
         stats.pairs_attended += attended_pairs
         stats.pairs_causal += causal_pairs
@@ -138,6 +142,7 @@ def run_layer(layer: Layer, index: int, hidden: F32, step: Step) -> None:
     added = project(gated, weights.down_proj)
     hidden += _normed(added, weights.ffn_post_norm, eps=shape.rms_norm_eps)
     clock.charge("dense_ns")
+    return traces
 
 
 class _Clock:

@@ -44,6 +44,14 @@ class Rows:
         scales = None if self.scales is None else self.scales[rows]
         return Rows(values=self.values[rows], scales=scales)
 
+    def floats(self) -> F32:
+        """What the rows stand for, f32 ``[..., D]``."""
+        values: F32 = self.values.astype(np.float32)
+        if self.scales is None:
+            return values
+        groups = values.reshape(*self.scales.shape, -1)
+        return (groups * self.scales[..., None]).reshape(values.shape)
+
     def flat(self) -> "Rows":
         """Rows ``[T, H, D]`` as ``[T * H, D]``."""
         scales = None if self.scales is None else self.scales.reshape(-1, self.scales.shape[-1])

@@ -1,0 +1,1 @@
+"""``kvsieve eval``: what a model still finds, keeps and says when it reads only some blocks."""

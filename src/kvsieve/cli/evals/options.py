@@ -1,0 +1,152 @@
+"""Options that the evaluations share."""
+
+from dataclasses import dataclass
+from typing import Annotated, get_args
+
+from kvsieve.cli.options import integer, numbers, option
+from kvsieve.errors import ConfigError
+from kvsieve.evals.corpus import TEXT_KINDS
+from kvsieve.evals.results import check_format
+from kvsieve.evals.settings import Setting
+
+RUN = "Evaluation"
+
+
+def names(option_name: str, text: str, choices: tuple[str, ...]) -> list[str]:
+    """Read ``B,C``: different words out of `choices`; ConfigError says which is none."""
+    words = text.split(",")
+    wrong = [word for word in words if word not in choices]
+    if wrong or len(set(words)) != len(words):
+        raise ConfigError(
+            f"{option_name}: expected different ones of {', '.join(choices)}, "
+            f"got {(wrong or [text])[0]!r}"
+        )
+    return words
+
+
+def lengths_of(text: str, *, option_name: str = "--lengths") -> list[int]:
+    """Read lengths in tokens."""
+    lengths = numbers(option_name, text, int)
+    if min(lengths) < 1:
+        raise ConfigError(f"{option_name}: expected 1 token or more, got {text}")
+    return lengths
+
+
+def depths_of(text: str) -> list[float]:
+    """Read depths, 0 to 1."""
+    depths = numbers("--depths", text, float)
+    if not all(0 <= depth <= 1 for depth in depths):
+        raise ConfigError(f"--depths: expected numbers from 0 to 1, got {text}")
+    return depths
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """How settings are put to the test, and how rows are printed."""
+
+    settings: Annotated[
+        str,
+        option(
+            "--settings",
+            panel=RUN,
+            metavar="X,X,...",
+            help="Where attention is sparse. A: generated tokens only (flatters). B: question and "
+            "answer, the context is read exactly. C: as a user gets it, prompt included.",
+        ),
+    ] = "B,C"
+    skip_exact: Annotated[
+        bool,
+        option(
+            "--skip-exact",
+            panel=RUN,
+            help="Leave out a sparse setting at lengths that fit its budget; else that is an "
+            "error, for it would compare exact with exact.",
+        ),
+    ] = False
+    output: Annotated[
+        str,
+        option("-o", "--output", panel=RUN, metavar="FORMAT", help="json, md or csv."),
+    ] = "md"
+
+    def __post_init__(self) -> None:
+        check_format(self.output)
+        names("--settings", self.settings, get_args(Setting))
+
+    @property
+    def setting_names(self) -> list[str]:
+        """The settings, one by one."""
+        return self.settings.split(",")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionOptions(EvalOptions):
+    """Which questions are asked."""
+
+    lengths: Annotated[
+        str,
+        option(
+            "--lengths",
+            panel=RUN,
+            metavar="N,N,...",
+            help="Prompt lengths in tokens; a prompt falls short by less than a sentence.",
+        ),
+    ] = "2000,4000"
+    depths: Annotated[
+        str,
+        option(
+            "--depths",
+            panel=RUN,
+            metavar="X,X,...",
+            help="Where the answer is hidden: 0 at the start, 1 just before the question.",
+        ),
+    ] = "0.1,0.5,0.9"
+    samples: Annotated[
+        int,
+        integer("--samples", panel=RUN, help="Different questions at each length and depth."),
+    ] = 1
+    seed: Annotated[int, integer("-s", "--seed", panel=RUN, help="Draws answers and filler.")] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        lengths_of(self.lengths)
+        depths_of(self.depths)
+        if self.samples < 1:
+            raise ConfigError(f"--samples: expected at least 1, got {self.samples}")
+
+    @property
+    def seeds(self) -> list[int]:
+        """One seed per sample."""
+        return list(range(self.seed, self.seed + self.samples))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassageOptions(EvalOptions):
+    """Which texts are read."""
+
+    text: Annotated[
+        str,
+        option(
+            "--text",
+            panel=RUN,
+            metavar="KIND,...",
+            help="natural (the standard library's pydoc topics; the row names its hash) or "
+            "templated (filler sentences).",
+        ),
+    ] = "natural"
+    lengths: Annotated[
+        str,
+        option("--lengths", panel=RUN, metavar="N,N,...", help="Tokens of the text."),
+    ] = "4000"
+    seed: Annotated[
+        int, integer("-s", "--seed", panel=RUN, help="Where the text starts; draws filler.")
+    ] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        lengths_of(self.lengths)
+        names("--text", self.text, TEXT_KINDS)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of text, one by one."""
+        return self.text.split(",")
