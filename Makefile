@@ -1,4 +1,4 @@
-.PHONY: demo test test-slow test-arm lint format bench-peers wheel clean
+.PHONY: demo test test-slow test-arm test-transformers lint format bench-peers wheel clean
 
 demo: ## set up, then answer from a long prompt exactly and sparsely
 	./demo
@@ -11,6 +11,9 @@ test-slow: ## the tests that take longer than a few seconds each
 
 test-arm: ## the ARM core: cross-compiled, every kernel run under emulation
 	scripts/test_arm.sh
+
+test-transformers: ## installs PyTorch and Transformers into .venv and runs the tests of that host
+	scripts/test_transformers.sh $(ARGS)
 
 lint: ## the checks without the tests
 	scripts/setup.sh dev

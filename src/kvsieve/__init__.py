@@ -37,6 +37,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "transformers":  # a module; its own packages are imported with it and not before
+        return import_module("kvsieve.transformers")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'kvsieve' has no attribute {name!r}")

@@ -43,3 +43,7 @@ class ServiceClosedError(KvsieveError):
 
 class SlotFileError(KvsieveError):
     """A saved slot is missing, damaged, or belongs to another model or cache."""
+
+
+class MissingPackageError(ConfigError, ImportError):
+    """An optional package is not installed; the message names the extra that brings it."""

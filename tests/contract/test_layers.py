@@ -21,6 +21,8 @@ FENCES = {
     "typer": "kvsieve.cli",
     "rich": "kvsieve.cli",
     "matplotlib": "kvsieve.plotting",
+    "torch": "kvsieve.integrations.transformers",
+    "transformers": "kvsieve.integrations.transformers",
     "kvsieve._native": "kvsieve.kernels.native",
 }
 """Each outside package, and the only module or subpackage that may import it."""

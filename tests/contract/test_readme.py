@@ -79,6 +79,7 @@ def test_dependencies_are_listed_with_their_reason() -> None:
         *project["project"]["dependencies"],
         *project["project"]["optional-dependencies"]["dev"],
         *project["project"]["optional-dependencies"]["plot"],
+        *project["project"]["optional-dependencies"]["transformers"],
     ]
     section = README.read_text(encoding="utf-8").split("## What it stands on")[1].split("\n## ")[0]
     rows = [row.split("|") for row in section.splitlines() if row.startswith("| `")]

@@ -1,0 +1,1 @@
+"""kvsieve inside other people's programs: one package per host, and `paged` for what they share."""
