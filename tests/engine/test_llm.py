@@ -222,7 +222,7 @@ def test_a_chunk_may_start_off_the_grid(llm: LLM):
     sequence = new_sequence(llm, ids)
     parts = []
     for start, end in ((0, 37), (37, 96), (96, 130)):
-        (rows,), _ = llm._engine.runner.forward(Batch(steps=(prompt_rows(sequence, start, end),)))
+        (rows,), _ = llm.engine.runner.forward(Batch(steps=(prompt_rows(sequence, start, end),)))
         parts.append(rows)
     sequence.cache.release()
     assert same_bits(np.concatenate(parts), llm.logits(ids))
@@ -232,7 +232,7 @@ def test_sequences_in_one_batch_are_as_alone(llm: LLM):
     first, second = make_ids(70), make_ids(45, seed=1)
     one, two = new_sequence(llm, first), new_sequence(llm, second)
     one.output_ids.append(9)
-    runner = llm._engine.runner
+    runner = llm.engine.runner
     runner.forward(Batch(steps=(prompt_rows(one, 0, 64),)))
     (a, b), _ = runner.forward(Batch(steps=(prompt_rows(one, 64, 70), prompt_rows(two, 0, 45))))
     for sequence in (one, two):
@@ -266,18 +266,16 @@ def test_every_prompt_token_gives_away_one_probability_per_head(
 ):
     llm = LLM(model, backend=backend, prefill_chunk=chunk)
     ids = np.asarray(make_ids(100), np.int32)
-    sequence = llm._preparation.sequence(
-        ids, sparse=SPARSE["probe"], max_tokens=200, pool=llm._pool
-    )
+    sequence = llm.preparation.sequence(ids, sparse=SPARSE["probe"], max_tokens=200, pool=llm._pool)
     while sequence.cache.num_tokens < 100:
-        llm._engine.runner.forward(llm._engine.scheduler.next_batch([sequence]))
+        llm.engine.runner.forward(llm.engine.scheduler.next_batch([sequence]))
     assert sequence.cache.importance is not None
     per_layer = sequence.cache.importance.sum(axis=1) / 2.0**24
     # 4 heads x 100 rows of probabilities that sum to 1, each rounded to 2**-24.
     np.testing.assert_allclose(per_layer, [400, 400], rtol=1e-5)
     sequence.output_ids.append(5)
     before = sequence.cache.importance.copy()
-    llm._engine.runner.forward(llm._engine.scheduler.next_batch([sequence]))
+    llm.engine.runner.forward(llm.engine.scheduler.next_batch([sequence]))
     assert np.array_equal(sequence.cache.importance, before)  # generated tokens give none
 
 
@@ -295,7 +293,7 @@ def test_a_sequence_keeps_only_what_its_selector_reads(
     llm: LLM, sparse: SparseAttention | None, max_tokens: int, keeps: set[str]
 ):
     ids = np.asarray(make_ids(20), np.int32)
-    cache = llm._preparation.sequence(
+    cache = llm.preparation.sequence(
         ids, sparse=sparse, max_tokens=max_tokens, pool=llm._pool
     ).cache
     assert {name for name in ("index", "importance") if getattr(cache, name) is not None} == keeps

@@ -36,13 +36,13 @@ def ids(llm: LLM) -> list[int]:
 
 def decoded_logits(llm: LLM, ids: list[int], *, chunk: int, sparse: SparseAttention | None):
     """Logits after the prompt's last token, and after each of three greedy tokens."""
-    sequence = llm._preparation.sequence(
+    sequence = llm.preparation.sequence(
         np.asarray(ids, np.int32), sparse=sparse, max_tokens=len(ids) + 5, pool=llm._pool
     )
     scheduler = Scheduler(prefill_chunk=chunk)
     rows = []
     while len(rows) < 4:
-        (logits,), _ = llm._engine.runner.forward(scheduler.next_batch([sequence]))
+        (logits,), _ = llm.engine.runner.forward(scheduler.next_batch([sequence]))
         if logits is not None:
             rows.append(logits[0])
             sequence.output_ids.append(int(logits[0].argmax()))

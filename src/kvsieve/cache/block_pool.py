@@ -18,6 +18,9 @@ class BlockPool:
 
     ``pages`` is ``u8 [num_layers, num_blocks, num_kv_heads, page_bytes]``. It is an anonymous
     mapping: an address range at first, which takes memory only where it has been written.
+
+    A block may have several holders; it is free again when the last one has given it back. Who
+    holds a block with others must not write to it.
     """
 
     def __init__(
@@ -34,12 +37,21 @@ class BlockPool:
         self.pages = _anonymous((num_layers, num_blocks, num_kv_heads, layout.page_bytes))
         # A heap hands out the lowest free id, so memory touched by one run serves the next.
         self._free = list(range(num_blocks))
-        self._in_use = np.zeros(num_blocks, np.bool_)
+        self._holders = np.zeros(num_blocks, np.int32)
 
     @property
     def num_free(self) -> int:
         """Blocks that can still be allocated."""
         return len(self._free)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block in all layers and heads."""
+        return self.num_layers * self.num_kv_heads * self.layout.page_bytes
+
+    def holders(self, block: int) -> int:
+        """How many hold `block`; 0: it is free."""
+        return int(self._holders[block])
 
     def allocate(self) -> int:
         """Take one block; its bytes are whatever the last owner left."""
@@ -49,20 +61,37 @@ class BlockPool:
                 f"{self.num_blocks} in use"
             )
         block = heapq.heappop(self._free)
-        self._in_use[block] = True
+        self._holders[block] = 1
         return block
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Become one more holder of blocks in use; of all of them, or of none."""
+        for block in self._checked("share", blocks):
+            self._holders[block] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
         """Give blocks back. A block that is not in use is an error, and nothing is freed then."""
-        returned = list(blocks)
-        for block in returned:
-            if not 0 <= block < self.num_blocks or not self._in_use[block]:
-                raise ConfigError(f"[BlockPool.free] blocks: expected blocks in use, got {block}")
-        if len(set(returned)) != len(returned):
-            raise ConfigError(f"[BlockPool.free] blocks: expected each block once, got {returned}")
-        for block in returned:
-            self._in_use[block] = False
-            heapq.heappush(self._free, block)
+        for block in self._checked("free", blocks):
+            self._holders[block] -= 1
+            if not self._holders[block]:
+                heapq.heappush(self._free, block)
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy the bytes of a block, in every layer and head."""
+        self.pages[:, target] = self.pages[:, source]
+
+    def _checked(self, function: str, blocks: Iterable[int]) -> list[int]:
+        listed = list(blocks)
+        for block in listed:
+            if not 0 <= block < self.num_blocks or not self._holders[block]:
+                raise ConfigError(
+                    f"[BlockPool.{function}] blocks: expected blocks in use, got {block}"
+                )
+        if len(set(listed)) != len(listed):
+            raise ConfigError(
+                f"[BlockPool.{function}] blocks: expected each block once, got {listed}"
+            )
+        return listed
 
 
 def _anonymous(shape: tuple[int, ...]) -> U8:

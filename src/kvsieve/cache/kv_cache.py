@@ -1,8 +1,11 @@
 """The cache of one sequence: its pages in order, and what selectors keep beside them."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from kvsieve.cache.block_pool import BlockPool
+from kvsieve.cache.snapshot import SelectorSnapshot
 from kvsieve.errors import CapacityError, ConfigError
 from kvsieve.kernels.backend import Segment, SparsePlan
 from kvsieve.kernels.layout import IndexLayout
@@ -121,6 +124,83 @@ class KVCache:
                 f"{self.num_blocks * BLOCK_SIZE}, got {num_tokens}"
             )
         self.num_tokens = num_tokens
+
+    def adopt(self, blocks: Sequence[int], *, num_tokens: int) -> None:
+        """Begin with tokens that others computed: `blocks` hold the first `num_tokens`.
+
+        A last block that is not full of them is copied, because this sequence will write to it;
+        the others are shared. Nothing has changed if this raises.
+
+        Raises
+        ------
+        ConfigError
+            The cache is not empty, or the blocks do not fit the tokens.
+        CapacityError
+            There is no free block for the copy.
+        """
+        if self.num_blocks or not 0 < num_tokens <= self.max_tokens:
+            raise ConfigError(
+                f"[KVCache.adopt] num_tokens: expected 1 to {self.max_tokens} in an empty cache, "
+                f"got {num_tokens} with {self.num_blocks} blocks there"
+            )
+        if len(blocks) != blocks_for(num_tokens):
+            raise ConfigError(
+                f"[KVCache.adopt] blocks: expected {blocks_for(num_tokens)} for {num_tokens} "
+                f"tokens, got {len(blocks)}"
+            )
+        full = num_tokens // BLOCK_SIZE
+        self.pool.share(blocks[:full])
+        try:
+            copied = [self.pool.allocate() for _ in blocks[full:]]
+        except CapacityError:
+            self.pool.free(blocks[:full])
+            raise
+        for source, target in zip(blocks[full:], copied, strict=True):
+            self.pool.copy(source, target)
+        self.num_blocks = len(blocks)
+        self.block_table[: self.num_blocks] = [*blocks[:full], *copied]
+        self.num_tokens = num_tokens
+
+    def exchange(self, place: int, block: int) -> None:
+        """Hold `block`, which others hold too and whose bytes are equal, as block `place`."""
+        own = int(self.block_table[place])
+        if own != block:
+            self.pool.share([block])
+            self.pool.free([own])
+            self.block_table[place] = block
+
+    def snapshot(self, *, since: int) -> SelectorSnapshot | None:
+        """What selectors keep of the tokens so far, beyond a snapshot at `since` tokens.
+
+        None if this sequence keeps nothing of the kind.
+        """
+        if self.index_layout is None and self.importance is None:
+            return None
+        index, first = None, 0
+        if self.index is not None and self.index_layout is not None:
+            # The last group of the earlier snapshot may have been filled further since.
+            first = max(0, self.index_layout.num_groups(since) - 1)
+            index = self.index[:, first : self.index_layout.num_groups(self.num_tokens)].copy()
+        importance = self.importance
+        return SelectorSnapshot(
+            since=since,
+            num_tokens=self.num_tokens,
+            first_group=first,
+            index=index,
+            importance=None if importance is None else importance[:, : self.num_tokens].copy(),
+        )
+
+    def restore(self, snapshots: Sequence[SelectorSnapshot]) -> None:
+        """Take over what selectors kept of the adopted tokens; each snapshot goes on from the
+        one before, and the last one ends at `num_tokens`.
+        """
+        for snapshot in snapshots:
+            if self.index is not None and snapshot.index is not None:
+                end = snapshot.first_group + snapshot.index.shape[1]
+                self.index[:, snapshot.first_group : end] = snapshot.index
+        last = snapshots[-1].importance if snapshots else None
+        if self.importance is not None and last is not None:
+            self.importance[:, : last.shape[1]] = last
 
     def truncate(self, num_tokens: int) -> None:
         """Forget every token from position `num_tokens` on, their pages and their importance."""

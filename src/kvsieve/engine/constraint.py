@@ -1,6 +1,7 @@
 """Replies that must fit a JSON schema, a regular expression or a grammar, token by token."""
 
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -110,15 +111,22 @@ class ConstraintCompiler:
     def __init__(self, tokenizer: AnyTokenizer) -> None:
         self._tokenizer = tokenizer
         self._prepared: Any = None
+        self._preparing = threading.Lock()
+
+    def prepare(self) -> None:
+        """Do now, once, what all matchers need. ConfigError without a vocabulary."""
+        tokenizer = self._tokenizer
+        if isinstance(tokenizer, NoVocabulary):
+            raise tokenizer.error("constraint", got="one")
+        with self._preparing:
+            if self._prepared is None:
+                self._prepared = _prepared_tokens(tokenizer)
 
     def matcher(self, constraint: Constraint) -> "Matcher":
         """A matcher at the beginning of a reply. ConfigError without a vocabulary."""
-        if isinstance(self._tokenizer, NoVocabulary):
-            raise self._tokenizer.error("constraint", got=f"a {constraint.kind}")
+        self.prepare()
         from llguidance import LLMatcher
 
-        if self._prepared is None:
-            self._prepared = _prepared_tokens(self._tokenizer)
         matcher = LLMatcher(self._prepared, constraint.grammar(), log_level=0)
         return Matcher(matcher, vocab_size=self._tokenizer.vocab_size)
 

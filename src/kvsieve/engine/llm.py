@@ -24,6 +24,7 @@ from kvsieve.engine.scheduler import Scheduler
 from kvsieve.engine.walk import Walk
 from kvsieve.errors import CapacityError, ConfigError, TemplateError
 from kvsieve.kernels.backends import BackendName, make_backend
+from kvsieve.kernels.layout import PageLayout
 from kvsieve.models.config import ModelConfig
 from kvsieve.types import CACHE_TYPES, F32, CacheType
 from kvsieve.version import __version__
@@ -81,7 +82,7 @@ class LLM:
             sparse=sparse,
         )
         self._loaded = loaded
-        self._preparation = Preparation(loaded)
+        self.preparation = Preparation(loaded)
         config = loaded.config
         self._pool = BlockPool(
             loaded.layout,
@@ -89,7 +90,7 @@ class LLM:
             num_kv_heads=config.num_kv_heads,
             num_blocks=blocks_for(loaded.ctx_size),
         )
-        self._engine = Engine(
+        self.engine = Engine(
             scheduler=scheduler,
             runner=Runner(loaded.decoder),
             tokenizer=loaded.tokenizer,
@@ -121,7 +122,12 @@ class LLM:
     @property
     def info(self) -> EngineInfo:
         """Model, instruction set and threads, as every completion reports them."""
-        return self._engine.info
+        return self.engine.info
+
+    @property
+    def cache_layout(self) -> PageLayout:
+        """How a block of keys and values lies in memory."""
+        return self._loaded.layout
 
     @property
     def cache_types(self) -> tuple[CacheType, CacheType]:
@@ -170,7 +176,7 @@ class LLM:
         ConfigError (an empty prompt without a BOS token, an id that is not in the vocabulary, or
         text where the model file has no vocabulary).
         """
-        preparation = self._preparation
+        preparation = self.preparation
         ids = preparation.prompt_ids(prompt)
         params = preparation.checked_params(params)
         sequence, max_new_tokens = preparation.sequence_for(
@@ -179,7 +185,7 @@ class LLM:
         generation = Generation(
             sequence,
             params,
-            engine=self._engine,
+            engine=self.engine,
             max_new_tokens=max_new_tokens,
             on_progress=on_progress,
             should_cancel=should_cancel,
@@ -200,7 +206,7 @@ class LLM:
 
         Returns ``f32 [len(token_ids), vocab_size]``.
         """
-        ids = self._preparation.prompt_ids(token_ids)
+        ids = self.preparation.prompt_ids(token_ids)
         prompt_len = len(ids) if prompt_len is None else prompt_len
         if not 1 <= prompt_len <= len(ids):
             raise ConfigError(
@@ -218,16 +224,16 @@ class LLM:
         self, prompt: str | Items[int], *, max_tokens: int, sparse: SparseChoice = UNSET
     ) -> Walk:
         """A sequence of at most `max_tokens` tokens that the caller leads, for evaluation."""
-        ids = self._preparation.prompt_ids(prompt)
+        ids = self.preparation.prompt_ids(prompt)
         if not len(ids) <= max_tokens <= self.ctx_size:
             raise CapacityError(
                 f"[LLM.walk] max_tokens: expected {len(ids)} (the prompt) to {self.ctx_size} "
                 f"(ctx_size), got {max_tokens}"
             )
-        sequence = self._preparation.sequence(
+        sequence = self.preparation.sequence(
             ids, sparse=self._chosen(sparse), max_tokens=max_tokens, pool=self._pool
         )
-        return Walk(sequence, engine=self._engine)
+        return Walk(sequence, engine=self.engine)
 
     def chat_prompt(self, messages: Items[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation in the model's own template, ready to be answered."""

@@ -1,5 +1,6 @@
 """Takes a batch through the model, and keeps caches and counts of its sequences up to date."""
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -12,10 +13,11 @@ from kvsieve.types import F32
 
 
 class Runner:
-    """The one place where sequences meet the model."""
+    """The one place where sequences meet the model. Passes of several threads take turns."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
+        self._turn = threading.Lock()
 
     def forward(
         self, batch: Batch, *, on_layer: Callable[[], None] | None = None
@@ -30,9 +32,10 @@ class Runner:
         segments = [_segment(step) for step in batch.steps]
         token_ids = np.concatenate([s.sequence.token_ids(s.start, s.end) for s in batch.steps])
         counts, rows = _logit_rows(batch)
-        logits, stats = self.decoder.forward(
-            token_ids, segments, logit_rows=rows or None, on_layer=on_layer
-        )
+        with self._turn:
+            logits, stats = self.decoder.forward(
+                token_ids, segments, logit_rows=rows or None, on_layer=on_layer
+            )
         for step, counted in zip(batch.steps, stats.segments, strict=True):
             sequence = step.sequence
             sequence.cache.commit(step.end)

@@ -32,7 +32,26 @@ class Scheduler:
         """
         return Batch(steps=tuple(self._next_step(one, prompt_logits) for one in sequences))
 
-    def _next_step(self, sequence: Sequence, prompt_logits: LogitRows) -> SequenceStep:
+    def shared_batch(
+        self, decoding: Iterable[Sequence], reading: Iterable[Sequence], *, prompt_rows: int
+    ) -> Batch:
+        """One token of every sequence in `decoding`, and `prompt_rows` rows of prompts.
+
+        `reading` is served in order: the next prompt gets what the one before leaves over. Every
+        chunk still ends on a multiple of 32 or with its prompt, so the rows may become a few more.
+        """
+        steps = [self._next_step(one, "last") for one in decoding]
+        for sequence in reading:
+            if prompt_rows <= 0:
+                break
+            step = self._next_step(sequence, "last", at_most=prompt_rows)
+            steps.append(step)
+            prompt_rows -= step.q_len
+        return Batch(steps=tuple(steps))
+
+    def _next_step(
+        self, sequence: Sequence, prompt_logits: LogitRows, *, at_most: int | None = None
+    ) -> SequenceStep:
         start = sequence.cache.num_tokens
         if start >= sequence.num_tokens:
             raise ConfigError(
@@ -44,7 +63,10 @@ class Scheduler:
                 sequence=sequence, start=start, q_len=1, is_prefill=False, logit_rows="last"
             )
         aligned = start // BLOCK_SIZE * BLOCK_SIZE
-        end = min(sequence.prompt_len, aligned + self.prefill_chunk)
+        chunk = self.prefill_chunk
+        if at_most is not None:
+            chunk = min(chunk, -(-at_most // BLOCK_SIZE) * BLOCK_SIZE)
+        end = min(sequence.chunk_limit(start), aligned + chunk)
         is_last = end == sequence.prompt_len
         return SequenceStep(
             sequence=sequence,

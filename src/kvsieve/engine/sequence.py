@@ -8,7 +8,7 @@ from kvsieve.attention.config import SparseAttention
 from kvsieve.cache.kv_cache import KVCache
 from kvsieve.engine.outputs import BlockReads
 from kvsieve.kernels.backend import SegmentStats, StepStats
-from kvsieve.types import I32
+from kvsieve.types import BLOCK_SIZE, I32
 
 
 @dataclass(kw_only=True)
@@ -43,12 +43,15 @@ class Sequence:
     """Tokens of one request. The first `cache.num_tokens` of them have been through the model.
 
     `num_cached` of them went through it for an earlier request, and came from a prefix cache.
+    `snapshots_at`: chunks of the prompt end on multiples of so many tokens, and on the last one of
+    32 before its end, because what selectors keep is saved there for other sequences.
     """
 
     prompt_ids: I32
     cache: KVCache
     sparse: SparseAttention | None = None
     num_cached: int = 0
+    snapshots_at: int | None = None
     output_ids: list[int] = field(default_factory=list)
     prefill: PhaseTotals = field(default_factory=PhaseTotals)
     decode: PhaseTotals = field(default_factory=PhaseTotals)
@@ -62,6 +65,14 @@ class Sequence:
     def num_tokens(self) -> int:
         """Tokens known so far, prompt and generated, whether or not they have been through."""
         return self.prompt_len + len(self.output_ids)
+
+    def chunk_limit(self, start: int) -> int:
+        """Position at which a chunk of the prompt that begins at `start` ends at the latest."""
+        if self.snapshots_at is None:
+            return self.prompt_len
+        limit = (start // self.snapshots_at + 1) * self.snapshots_at
+        last = (self.prompt_len - 1) // BLOCK_SIZE * BLOCK_SIZE
+        return min(limit, last if start < last else self.prompt_len)
 
     def token_ids(self, start: int, end: int) -> I32:
         """Ids at positions ``start .. end``, i32."""
