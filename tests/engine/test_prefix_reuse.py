@@ -74,8 +74,10 @@ def test_four_equal_prompts_at_once_are_read_once(make_service: MakeService):
     prompt = make_ids(200)
     clients = [Client(service, prompt) for _ in range(4)]
     assert len({tuple(client.token_ids) for client in clients}) == 1
-    assert sorted(client.cached for client in clients)[0] == 0
-    assert sum(client.cached == 192 for client in clients) == 3
+    cached = sorted(client.cached for client in clients)
+    # The others waited for the first: they find its blocks, and the open one if it has ended.
+    assert cached[0] == 0
+    assert set(cached[1:]) <= {192, 199}
 
 
 # Tiles 0 and 1 are exact, those of the tail too; prompts are chosen so that both matter.
