@@ -393,15 +393,4 @@ static void merge(float* o, float* m, float* s, const float* o2, float m2, float
   *m = top;
 }
 
-static void finish(float* o, float s, int head_dim) {
-  F total = f_set1(s);
-  for (int i = 0; i < head_dim; i += 16) f_store(o + i, f_load(o + i) / total);
-}
-
-static void add_importance(const float* p, float factor, int n, int32_t* acc) {
-  F f = f_set1(factor), unit = f_set1(0x1p24f);
-  for (int i = 0; i < n; i += 16)
-    i_store(acc + i, i_load(acc + i) + round_to_int(f_load(p + i) * f * unit));
-}
-
 }  // namespace kvsieve::KVSIEVE_TARGET

@@ -1,4 +1,4 @@
-// Row operations around the projections: exponential, norm, gate, rotation, quantisation.
+// Row operations: exponential, norm, gates, rotation, quantisation, and what ends attention.
 #pragma once
 
 #include <cmath>
@@ -107,6 +107,17 @@ static void rope(float* x, const float* cos, const float* sin, int rope_dim, boo
     a = before * c - b * s;
     b = before * s + b * c;
   }
+}
+
+static void finish(float* o, float s, int head_dim) {
+  F total = f_set1(s);
+  for (int i = 0; i < head_dim; i += 16) f_store(o + i, f_load(o + i) / total);
+}
+
+static void add_importance(const float* p, float factor, int n, int32_t* acc) {
+  F f = f_set1(factor), unit = f_set1(0x1p24f);
+  for (int i = 0; i < n; i += 16)
+    i_store(acc + i, i_load(acc + i) + round_to_int(f_load(p + i) * f * unit));
 }
 
 }  // namespace kvsieve::KVSIEVE_TARGET
