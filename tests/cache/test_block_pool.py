@@ -81,3 +81,36 @@ def test_memory_is_taken_only_where_it_is_written():
 def test_more_address_space_than_there_is_is_a_named_error():
     with pytest.raises(CapacityError, match="MiB of address space"):
         make_pool(num_blocks=2**50)
+
+
+def test_a_shared_block_is_free_when_its_last_holder_gave_it_back():
+    pool = make_pool()
+    block = pool.allocate()
+    pool.share([block])
+    assert pool.holders(block) == 2
+    pool.free([block])
+    assert (pool.holders(block), pool.num_free) == (1, 3)
+    pool.free([block])
+    assert (pool.holders(block), pool.num_free) == (0, 4)
+    with pytest.raises(ConfigError, match="blocks in use"):
+        pool.free([block])
+
+
+@pytest.mark.parametrize("blocks", [[0, 3], [0, 0]])
+def test_a_bad_share_changes_nothing(blocks: list[int]):
+    pool = make_pool()
+    pool.allocate()
+    with pytest.raises(ConfigError, match=r"BlockPool\.share"):
+        pool.share(blocks)
+    assert pool.holders(0) == 1
+
+
+def test_a_copy_has_every_layers_bytes():
+    pool = make_pool()
+    source, target = pool.allocate(), pool.allocate()
+    pool.pages[:, source] = np.arange(2, dtype=np.uint8)[:, None, None] + 7
+    pool.copy(source, target)
+    assert pool.pages[0, target].min() == pool.pages[0, target].max() == 7
+    assert pool.pages[1, target].min() == pool.pages[1, target].max() == 8
+    assert not pool.pages[:, 2:].any()
+    assert pool.block_bytes == 2 * 3 * Q8_PAGE_BYTES

@@ -88,3 +88,29 @@ def test_token_ids_over_the_edge_of_the_prompt():
     assert sequence.token_ids(1, 5).tolist() == [1, 2, 70, 80]
     assert sequence.token_ids(5, 6).tolist() == [90]
     assert sequence.token_ids(1, 5).dtype == np.int32
+
+
+def test_prompts_share_the_rows_of_a_step_in_order():
+    decoding = make_sequence(10, done=10, output=(5,))
+    reading = [make_sequence(70), make_sequence(250), make_sequence(40)]
+    scheduler = Scheduler(prefill_chunk=256)
+    batch = scheduler.shared_batch([decoding], reading, prompt_rows=128)
+    # 70 rows end the first prompt; the 58 left are rounded up to 64; then nothing is left.
+    assert [(step.start, step.q_len) for step in batch.steps] == [(10, 1), (0, 70), (0, 64)]
+    assert [step.logit_rows for step in batch.steps] == ["last", "last", "none"]
+    none = scheduler.shared_batch([decoding], reading, prompt_rows=0)
+    assert [step.q_len for step in none.steps] == [1]
+
+
+def test_chunks_end_where_snapshots_are_taken():
+    sequence = make_sequence(250)
+    sequence.snapshots_at = 128
+    assert [(s.start, s.end) for s in run_prompt(Scheduler(prefill_chunk=256), sequence)] == [
+        (0, 128),
+        (128, 224),  # the last multiple of 32 that leaves a token to run
+        (224, 250),
+    ]
+    whole = make_sequence(224)
+    whole.snapshots_at = 128
+    ends = [step.end for step in run_prompt(Scheduler(prefill_chunk=256), whole)]
+    assert ends == [128, 192, 224]

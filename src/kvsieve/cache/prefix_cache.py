@@ -207,8 +207,11 @@ class PrefixCache:
         tokens = np.ascontiguousarray(ids, np.int32).tobytes()
         return self._find(before, origin, tokens) or self._add(before, origin, tokens, block)
 
-    def settle(self, entries: Sequence[Entry]) -> None:
-        """Count what was added block by block as used now, and keep to the budget."""
+    def settle(self, entries: Sequence[Entry] = ()) -> None:
+        """Count `entries` as used now, and keep to the budget.
+
+        To be called when a sequence has given its blocks back: until then they could not go.
+        """
         self._touch(entries)
         self._shrink()
 

@@ -196,7 +196,7 @@ class _Header:
     def __init__(self, text: bytes, name: str, identity: dict[str, Any]) -> None:
         try:
             values = json.loads(text)
-            model = values["model"]
+            _check_identity(values["model"], name, identity)
             self.num_tokens = _count(values["num_tokens"])
             self.origins = [bytes.fromhex(origin) for origin in values["origins"]]
             self.snapshots = [
@@ -204,10 +204,6 @@ class _Header:
             ]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise _damaged(name, "a sound header", f"{type(error).__name__}: {error}") from None
-        for key, wanted in identity.items():
-            found = model.get(key) if isinstance(model, dict) else None
-            if found != wanted:
-                raise _damaged(name, f"{key} {wanted}, as the running model has it", f"{found!r}")
         self.num_blocks = blocks_for(self.num_tokens)
         if not self.num_tokens or len(self.origins) != self.num_blocks:
             raise _damaged(name, f"{self.num_blocks} origins", f"{len(self.origins)}")
@@ -236,6 +232,12 @@ class _Header:
                 importance=None if importance is None else take.array("<i8", importance),
             )
         return SavedBlocks(ids=ids, origins=self.origins, pages=pages, snapshots=snapshots)
+
+
+def _check_identity(model: Mapping[str, Any], name: str, identity: dict[str, Any]) -> None:
+    for key, wanted in identity.items():
+        if model[key] != wanted:
+            raise _damaged(name, f"{key} {wanted}, as the running model has it", f"{model[key]!r}")
 
 
 class _Taker:

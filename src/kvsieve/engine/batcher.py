@@ -295,6 +295,7 @@ class Batcher:
         """Give back the pages and the slot."""
         if job.sequence is not None:
             job.sequence.cache.release()
+            self.prefix.settle()
         if job.slot is not None:
             self.slots[job.slot].leave()
             job.slot = None

@@ -2,8 +2,8 @@
 way is reused (docs/selection.md, 2 and 6; decision 6).
 
 Exact rows have the same bits whether they were read in a prompt or generated. A sparse tile of a
-prompt depends on the plan and on all of its rows, so it is itself only when it is whole. Rows that
-sparse decoding generated are what no prompt would compute.
+prompt depends on the plan and on all of its rows. Rows that sparse decoding generated are what no
+prompt would compute.
 """
 
 from dataclasses import asdict
@@ -36,9 +36,7 @@ def reusable_tokens(sequence: Sequence) -> tuple[int, list[bytes]]:
         # A chunk may have ended within a tile only where the prompt does.
         reusable = done // BLOCK_SIZE * BLOCK_SIZE
         return reusable, origins[: blocks_for(reusable)]
-    if origins[-1] != EXACT and prompt_len % BLOCK_SIZE:
-        reusable = prompt_len // BLOCK_SIZE * BLOCK_SIZE
-        return reusable, origins[: blocks_for(reusable)]
+    # An open last tile of the prompt is exact: the exact tail begins with it at the latest.
     decode = sparse_plan(sequence.sparse, prompt_len=prompt_len, is_prefill=False)
     # What one token sees, all later ones see too: if the last was exact, all of them were.
     reusable = prompt_len if decode is not None and decode.decode_is_sparse(done) else done
