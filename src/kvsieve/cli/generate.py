@@ -12,6 +12,7 @@ from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
 from kvsieve.cli.options import ModelOptions, SamplingOptions, SparseOptions, option
 from kvsieve.cli.progress import StatusBar
+from kvsieve.cli.reply_options import ReplyOptions
 from kvsieve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,7 +89,12 @@ class PromptOptions:
 
 @grouped
 def generate(
-    prompt: PromptOptions, sampling: SamplingOptions, sparse: SparseOptions, model: ModelOptions
+    *,
+    prompt: PromptOptions,
+    sampling: SamplingOptions,
+    reply: ReplyOptions,
+    sparse: SparseOptions,
+    model: ModelOptions,
 ) -> None:
     """Continue a prompt, exactly or reading only the best blocks of the cache.
 
@@ -100,10 +106,11 @@ def generate(
       kvsieve generate -p "The capital of France is" -n 16
       kvsieve generate -f report.txt -n 200 --sparse-attn --sparse-k 16
       cat notes.txt | kvsieve generate --chat -f - --json
+      kvsieve generate --chat -p "Two cities, as JSON" -j '{"type": "array"}'
       kvsieve generate -m model.gguf --kv-q4 -p "Once" --temp 0.8 -s 7
     """
     text = prompt.read()
-    params = sampling_params(sampling)
+    params = sampling_params(sampling, reply)
     with StatusBar() as bar, open_model(model, bar=bar) as llm:
         ids = llm.chat_prompt([{"role": "user", "content": text}]) if prompt.chat else None
         completion = _run(
@@ -122,10 +129,13 @@ def generate(
         print("\n".join(profile_lines(completion)), file=sys.stderr)
 
 
-def sampling_params(options: SamplingOptions) -> "SamplingParams":
+def sampling_params(
+    options: SamplingOptions, reply: ReplyOptions | None = None
+) -> "SamplingParams":
     """The engine's parameters; ConfigError on a value out of range."""
     from kvsieve.engine.sampling import SamplingParams
 
+    reply = ReplyOptions() if reply is None else reply
     return SamplingParams(
         temperature=options.temp,
         top_k=options.top_k,
@@ -135,6 +145,11 @@ def sampling_params(options: SamplingOptions) -> "SamplingParams":
         max_tokens=NO_LIMIT if options.predict == -1 else options.predict,
         stop=options.stop,
         ignore_eos=options.ignore_eos,
+        repeat_penalty=reply.repeat_penalty,
+        repeat_last_n=reply.repeat_last_n,
+        presence_penalty=reply.presence_penalty,
+        frequency_penalty=reply.frequency_penalty,
+        constraint=reply.constraint,
     )
 
 
