@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 
+from kvsieve.engine import service as service_module
 from kvsieve.engine.llm import LLM
 from kvsieve.engine.requests import Failed, TokenEvent
 from kvsieve.engine.sampling import SamplingParams
@@ -191,9 +192,37 @@ def test_settings_out_of_range(make_service: MakeService, name: str, value: obje
         make_service(**{name: value})
 
 
-def test_a_cache_beyond_memory_is_refused(make_service: MakeService):
-    with pytest.raises(CapacityError, match="MiB of prefixes"):
+def test_a_prefix_cache_beyond_memory_is_refused(make_service: MakeService):
+    with pytest.raises(CapacityError, match="cache_ram_bytes: expected at most"):
         make_service(cache_ram_bytes=1 << 50)
+
+
+def test_with_little_memory_long_requests_wait_for_each_other(
+    make_service: MakeService,
+    served: LLM,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    layout, config = served.cache_layout, served.config
+    block_bytes = layout.page_bytes * config.num_layers * config.num_kv_heads
+    monkeypatch.setattr(service_module, "available_memory", lambda: 15 * block_bytes)
+    service = make_service(cache_ram_bytes=0)
+    # Four fifths of 15 blocks are 12; four contexts would be 32.
+    assert "room for 384 tokens in all, not 1024" in caplog.text
+    long = SamplingParams(max_tokens=200, ignore_eos=True)
+    together: list[int] = []
+
+    def count(event: object) -> None:
+        together.append(sum(state.phase != "idle" for state in service.slots()))
+
+    clients = [Client(service, make_ids(20, seed=i), long, on_event=count) for i in range(3)]
+    assert [len(client.token_ids) for client in clients] == [200] * 3
+    assert max(together) == 1  # of 219 tokens, so 7 blocks, two do not fit in 12
+    together.clear()
+    clients = [Client(service, make_ids(90, seed=i), on_event=count) for i in range(4)]
+    assert [len(client.token_ids) for client in clients] == [8] * 4
+    assert max(together) == 3  # of 97 tokens, so 4 blocks, three do
+    assert held_blocks(service) == 0
 
 
 def test_a_request_that_fails_leaves_the_others_alone(make_service: MakeService, served: LLM):
@@ -207,6 +236,38 @@ def test_a_request_that_fails_leaves_the_others_alone(make_service: MakeService,
     assert good.completion.finish_reason == "length"
     assert held_blocks(service) == 0
     assert service.metrics().finished["error"] == 1
+
+
+def test_a_fault_between_steps_is_told_to_everybody_and_survived(
+    make_service: MakeService, monkeypatch: pytest.MonkeyPatch
+):
+    service = make_service(max_sequences=1)
+
+    def broken(**_: object) -> int:
+        raise ZeroDivisionError("a fault of ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service._batcher.pace, "rows", broken)
+        clients = [Client(service, make_ids(30)) for _ in range(3)]
+        for client in clients:
+            last = client.wait()
+            assert isinstance(last, Failed)
+            assert "a fault of ours" in str(last.error)
+    assert Client(service, make_ids(30)).completion.finish_reason == "length"
+    assert held_blocks(service) == 0
+
+
+def test_a_listener_may_ask_the_service_itself(make_service: MakeService):
+    service = make_service()
+    Client(service, make_ids(40), slot=1).wait()
+    erased: list[int] = []
+
+    def erase(event: object) -> None:
+        if not erased:
+            erased.append(service.erase_slot(1))
+
+    assert Client(service, make_ids(30, seed=1), slot=0, on_event=erase).completion
+    assert erased == [47]
 
 
 def test_a_step_that_fails_ends_only_whose_fault_it_is(

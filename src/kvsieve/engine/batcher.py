@@ -185,6 +185,13 @@ class Batcher:
         for job in (*self.waiting, *self.running):
             job.is_cancelled = True
 
+    def fail_all(self, error: Exception) -> None:
+        """End everything that waits or runs with an error."""
+        jobs = [*self.waiting, *self.running]
+        self.waiting.clear()
+        for job in jobs:
+            self._fail(job, error)
+
     # -- coming and going ----------------------------------------------------------------------
     def _drop_cancelled(self) -> None:
         if any(job.is_cancelled for job in self.waiting):
@@ -206,24 +213,29 @@ class Batcher:
             self._fail(job, error)
 
     def _admit(self) -> None:
+        """Give free slots to waiting jobs, as long as the pages that they may need suffice."""
         free = [slot for slot in self.slots if slot.job is None]
-        if not free or not self.waiting:
-            return
-        for job in list(self.waiting):
+        promised = sum(_most_blocks(job) for job in self.running)
+        for job in list(self.waiting) if free else ():
             wanted = job.request.slot
             fitting = [slot for slot in free if wanted in (None, slot.place)]
             if not fitting:
                 continue
+            try:
+                self._open(job)
+            except Exception as error:
+                self.waiting.remove(job)
+                self._fail(job, error)
+                continue
+            promised += _most_blocks(job)
+            if promised > self.pool.num_blocks:
+                return  # nobody else may pass, or it might wait for ever
             slot = min(fitting, key=lambda slot: slot.last_used)
             self.waiting.remove(job)
             free.remove(slot)
             slot.take(job)
             job.admitted = perf_counter()
             self.counters.observe("request_queue_time_seconds", job.admitted - job.submitted)
-            try:
-                self._open(job)
-            except Exception as error:
-                self._fail(job, error)
 
     def _open(self, job: Job) -> None:
         """Give a job its sequence and its reply, no page yet."""
@@ -311,6 +323,11 @@ class Batcher:
         self._free(job)
         self.counters.finished["error"] += 1
         job.tell(Failed(error=error))
+
+
+def _most_blocks(job: Job) -> int:
+    """Blocks that a job may come to hold."""
+    return 0 if job.sequence is None else blocks_for(job.sequence.cache.max_tokens)
 
 
 def _share_a_block(job: Job, other: Job) -> bool:

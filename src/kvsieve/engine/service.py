@@ -1,5 +1,6 @@
 """Several requests at once over one model: a queue, slots, one thread that runs the engine."""
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -26,8 +27,15 @@ from kvsieve.engine.requests import (
 )
 from kvsieve.engine.slot_store import SlotStore
 from kvsieve.errors import CapacityError, ConfigError, QueueFullError, ServiceClosedError
+from kvsieve.types import BLOCK_SIZE
 
 _T = TypeVar("_T")
+
+_log = logging.getLogger(__name__)
+
+_CACHE_SHARE = 0.8
+"""Of the memory available that pages may take: selectors' data, activations and whoever serves
+need some too."""
 
 DEFAULT_CACHE_RAM = 1 << 30
 
@@ -220,6 +228,8 @@ class Service:
 
     def _call(self, function: Callable[[], _T]) -> _T:
         """Run `function` on the engine's thread, between two steps."""
+        if self._thread is threading.current_thread():
+            return function()
         future: Future[_T] = Future()
 
         def run() -> None:
@@ -245,7 +255,7 @@ class Service:
                 self._calls.popleft()()
             if stops:
                 self._batcher.cancel_all()
-            if self._batcher.step():
+            if self._step():
                 continue
             with self._changed:
                 self._changed.notify_all()  # nothing is left: whoever drains may go on
@@ -253,6 +263,13 @@ class Service:
                     return
                 if not (self._inbox or self._calls or self._stops):
                     self._changed.wait()
+
+    def _step(self) -> bool:
+        try:
+            return self._batcher.step()
+        except Exception as error:  # a fault of ours: whoever waits has to hear of it
+            self._batcher.fail_all(error)
+            return True
 
 
 class JobTicket:
@@ -274,17 +291,31 @@ class JobTicket:
 
 
 def _pool(llm: LLM, *, max_sequences: int, cache_ram_bytes: int) -> BlockPool:
-    """Pages for every slot's whole context, and for what the prefix cache may keep beside."""
+    """Pages for every slot's whole context, and for what the prefix cache may keep beside.
+
+    Where memory does not suffice there are fewer, at least for one whole context: long requests
+    then wait for each other.
+    """
     config, layout = llm.config, llm.cache_layout
     block_bytes = config.num_layers * config.num_kv_heads * layout.page_bytes
-    num_blocks = max_sequences * blocks_for(llm.ctx_size) + cache_ram_bytes // block_bytes
+    context = blocks_for(llm.ctx_size)
+    wanted = max_sequences * context + cache_ram_bytes // block_bytes
     available = available_memory()
-    if num_blocks * block_bytes > available:
+    if cache_ram_bytes > available:
         raise CapacityError(
-            f"[Service] max_sequences, cache_ram_bytes: expected a cache of at most "
-            f"{available >> 20} MiB, got {num_blocks * block_bytes >> 20} MiB for {max_sequences} "
-            f"sequences of {llm.ctx_size} tokens and {cache_ram_bytes >> 20} MiB of prefixes; "
-            "fewer sequences, a smaller context or cache type need less"
+            f"[Service] cache_ram_bytes: expected at most the {available >> 20} MiB available, "
+            f"got {cache_ram_bytes >> 20} MiB"
+        )
+    num_blocks = max(context, min(wanted, int(_CACHE_SHARE * available) // block_bytes))
+    if num_blocks < wanted:
+        _log.warning(
+            "the cache has room for %d tokens in all, not %d (%d slots of %d tokens, and %d MiB "
+            "of earlier prompts): memory is short, so long requests wait for each other",
+            num_blocks * BLOCK_SIZE,
+            wanted * BLOCK_SIZE,
+            max_sequences,
+            llm.ctx_size,
+            cache_ram_bytes >> 20,
         )
     return BlockPool(
         layout,
