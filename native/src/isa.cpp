@@ -12,6 +12,7 @@ namespace kvsieve {
 extern const Kernels* const kernels_scalar;
 #if defined(__x86_64__)
 extern const Kernels* const kernels_avx512_vnni;
+extern const Kernels* const kernels_avx_vnni;
 extern const Kernels* const kernels_avx512;
 extern const Kernels* const kernels_avx2;
 #elif defined(__aarch64__) && defined(__linux__)
@@ -22,7 +23,8 @@ extern const Kernels* const kernels_neon_dotprod;
 namespace {
 
 struct X86Features {
-  bool avx2 = false;    // with fma and f16c
+  bool avx2 = false;  // with fma and f16c
+  bool avx_vnni = false;
   bool avx512 = false;  // f, dq, bw, vl
   bool avx512_vnni = false;
 };
@@ -45,6 +47,12 @@ X86Features x86_features() {
   found.avx512 = found.avx2 && all_set(saved, 0xe6) &&
                  all_set(ebx, bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL);
   found.avx512_vnni = found.avx512 && all_set(ecx, bit_AVX512VNNI);
+  const bool has_subleaf = eax >= 1;  // the highest one
+  if (has_subleaf && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx))
+    found.avx_vnni = found.avx2 && all_set(eax, 1u << 4);
+#if defined(KVSIEVE_AVX_VNNI_BY_AVX512)
+  found.avx_vnni = found.avx512_vnni;
+#endif
   return found;
 }
 
@@ -53,9 +61,10 @@ X86Features x86_features() {
 
 const IsaInfo* isa_list(int* count) {
 #if defined(__x86_64__)
-  const auto [avx2, avx512, avx512_vnni] = x86_features();
+  const auto [avx2, avx_vnni, avx512, avx512_vnni] = x86_features();
   static const IsaInfo list[] = {
       {"avx512-vnni", kernels_avx512_vnni, avx512_vnni},
+      {"avx-vnni", kernels_avx_vnni, avx_vnni},
       {"avx512", kernels_avx512, avx512},
       {"avx2", kernels_avx2, avx2},
       {"scalar", kernels_scalar, true},

@@ -13,9 +13,9 @@ int64_t now_ns() {
       .count();
 }
 
-// Phases of a layer: 11 of its own, and for each segment at most 1 to enter the cache, 3 to select
+// Phases of a layer: 11 of its own, and for each segment at most 1 to enter the cache, 5 to select
 // and 1 to sum importance.
-int num_phases(size_t segments) { return 11 + 5 * static_cast<int>(segments); }
+int num_phases(size_t segments) { return 11 + 7 * static_cast<int>(segments); }
 
 // So many rows each thread norms and quantises for itself: less than the wait for one that does it
 // for all (576 values take .2 us, the end of a phase .3 to 1).

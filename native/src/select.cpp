@@ -7,13 +7,19 @@ namespace kvsieve {
 
 namespace {
 
+bool left_out(float value) { return value == -__builtin_inff(); }
+bool left_out(int64_t) { return false; }
+
 // Marks the `want` best blocks that are not taken, best first by value, then by lower index.
 // Returns the worst of those it took, or -1.
 template <class Value>
 int take_best(const Value* value, int count, int want, PickScratch scratch) {
+  // What the first of two levels left out comes last, and is looked at only if there is need.
   int free = 0;
   for (int b = 0; b < count; b++)
-    if (!scratch.taken[b]) scratch.order[free++] = b;
+    if (!scratch.taken[b] && !left_out(value[b])) scratch.order[free++] = b;
+  for (int b = 0; b < count && free < want; b++)
+    if (!scratch.taken[b] && left_out(value[b])) scratch.order[free++] = b;
   want = std::min(want, free);
   if (want <= 0) return -1;
   auto better = [&](int32_t a, int32_t b) {
@@ -37,6 +43,12 @@ void pick_guarded(const float* scores, int count, int k, bool neighbour_first,
     places--;
   }
   take_best(scores, count, places, scratch);
+}
+
+void pick_ends(const float* scores, int count, int k, PickScratch scratch) {
+  std::memset(scratch.taken, 0, count);
+  scratch.taken[0] = scratch.taken[count - 1] = 1;
+  take_best(scores, count, k - (count > 1 ? 2 : 1), scratch);
 }
 
 void pick_probe(const float* scores, const int64_t* importance, int count, int k,

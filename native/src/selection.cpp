@@ -11,6 +11,22 @@ namespace {
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+// Groups of the index that a thread scores at once, few enough to share a context of 2,000 tokens,
+// and how far ahead it asks for one: scoring a group takes some 150 ns (8.5 KiB at head_dim 64), a
+// quarter of that on the first of two levels, and memory answers after 100 to 200.
+struct Ahead {
+  int at_once, groups;
+};
+constexpr Ahead kAllKeys{4, 1}, kCoarseKeys{16, 4};
+
+// Of a full block's sampled keys, the first level compares every so-many-th.
+int coarse_step(int entries) { return std::max(1, entries / 2); }
+
+bool has_two_levels(const Segment& s) {
+  return !s.plan.probe &&
+         ceil_div(s.end() / s.plan.block_size, kIndexLanes) > num_candidates(s.plan.k);
+}
+
 }  // namespace
 
 int Selection::score_stride(const Segment& s) {
@@ -32,7 +48,9 @@ void Selection::prepare(HeadShape shape, const std::vector<Segment>& segments) {
   shape_ = shape;
   lists_.resize(segments.size());
   importance_at_.resize(segments.size());
-  size_t sums = 0;
+  scores_at_.resize(segments.size());
+  candidates_at_.resize(segments.size());
+  size_t sums = 0, scores = 0, candidates = 0;
   int stride = 0;
   for (size_t i = 0; i < segments.size(); i++) {
     const Segment& s = segments[i];
@@ -45,8 +63,16 @@ void Selection::prepare(HeadShape shape, const std::vector<Segment>& segments) {
     if (!s.is_sparse) continue;
     stride = std::max(stride, score_stride(s));
     sums += score_stride(s);
+    scores_at_[i] = scores;
+    candidates_at_[i] = candidates;
+    if (!decode_is_sparse(s)) continue;
+    scores += static_cast<size_t>(shape.num_q_heads) * score_stride(s);
+    if (has_two_levels(s))
+      candidates += static_cast<size_t>(lists_[i].heads) * num_candidates(s.plan.k);
   }
   importance_.reserve(sums);
+  scores_.reserve(scores);
+  candidates_.reserve(candidates);
   for (Scratch& scratch : scratch_) {
     scratch.page_logits.reserve(kMaxRows * kBlock);
     scratch.scores.reserve(static_cast<size_t>(kMaxRows) * stride);
@@ -56,38 +82,135 @@ void Selection::prepare(HeadShape shape, const std::vector<Segment>& segments) {
   }
 }
 
-void Selection::score_from_pages(const Segment& s, int layer, int kv_head, const Queries& q,
-                                 int rows, int block, int n, float* out, int stride,
-                                 Scratch& scratch) {
-  const int begin = block * s.plan.block_size, end = std::min(begin + s.plan.block_size, n);
-  const int step = std::max(1, (end - begin) / s.plan.num_probes);
+void Selection::score_from_pages(const Scoring& scoring, int block, Keys keys,
+                                 Scratch& scratch) const {
+  const Segment& s = scoring.segment;
+  const int size = s.plan.block_size;
+  const int begin = block * size, end = std::min(begin + size, scoring.n);
+  int step = std::max(1, (end - begin) / s.plan.num_probes);
+  if (keys == Keys::coarse && end - begin == size) step *= coarse_step(ceil_div(size, step));
   float* logits = scratch.page_logits.data();
-  for (int r = 0; r < rows; r++) out[r * stride + block] = -__builtin_inff();
+  float* out = scoring.out + block;
+  for (int r = 0; r < scoring.rows; r++) out[r * scoring.stride] = -__builtin_inff();
   for (int position = begin, loaded = -1; position < end; position += step) {
     if (position / kBlock != loaded) {
       loaded = position / kBlock;
-      kernels_.page_logits(s.layout, s.page(layer, kv_head, loaded), q, rows, logits, kBlock);
+      kernels_.page_logits(s.layout, s.page(scoring.layer, scoring.kv_head, loaded), scoring.q,
+                           scoring.rows, logits, kBlock);
     }
-    for (int r = 0; r < rows; r++) {
-      float& best = out[r * stride + block];
+    for (int r = 0; r < scoring.rows; r++) {
+      float& best = out[r * scoring.stride];
       best = std::max(best, logits[r * kBlock + position % kBlock]);
     }
   }
 }
 
-void Selection::score(const Segment& s, int layer, int kv_head, const Queries& q, int rows, int n,
-                      float* out, int stride, int thread) {
-  const int blocks = ceil_div(n, s.plan.block_size);
-  int block = 0;
-  if (s.index) {
-    const int full = n / s.plan.block_size;
-    for (; block < full; block += kIndexLanes)
-      kernels_.index_scores(s.index_record(layer, kv_head, block / kIndexLanes), s.index_entries,
-                            shape_.head_dim, q, rows, out + block, stride);
+void Selection::score_group(const Scoring& scoring, int group, int ahead, Keys keys,
+                            Scratch& scratch) const {
+  const Segment& s = scoring.segment;
+  const int blocks = ceil_div(scoring.n, s.plan.block_size), full = scoring.n / s.plan.block_size;
+  int block = group * kIndexLanes;
+  const int end = std::min(block + kIndexLanes, blocks);
+  if (s.index && block < full) {
+    kernels_.index_scores(
+        s.index_record(scoring.layer, scoring.kv_head, group),
+        ahead < 0 ? nullptr : s.index_record(scoring.layer, scoring.kv_head, ahead),
+        s.index_entries, keys == Keys::coarse ? coarse_step(s.index_entries) : 1, shape_.head_dim,
+        scoring.q, scoring.rows, scoring.out + block, scoring.stride);
     block = full;  // lanes behind it hold keys of open or future blocks
   }
-  for (; block < blocks; block++)
-    score_from_pages(s, layer, kv_head, q, rows, block, n, out, stride, scratch_[thread]);
+  for (; block < end; block++) score_from_pages(scoring, block, keys, scratch);
+}
+
+void Selection::score(const Segment& s, int layer, int kv_head, const Queries& q, int rows, int n,
+                      float* out, int stride, int thread) {
+  const Scoring scoring{s, layer, kv_head, q, rows, n, out, stride};
+  const int groups = ceil_div(ceil_div(n, s.plan.block_size), kIndexLanes);
+  for (int group = 0; group < groups; group++)
+    score_group(scoring, group, -1, Keys::all, scratch_[thread]);
+}
+
+template <class Use>
+void Selection::each_scoring(size_t segment, const Segment& s, const FoldedQueries& queries,
+                             int layer, int head, const Use& use) {
+  const int group = shape_.group_size(), stride = score_stride(s);
+  const int first = s.plan.share_group ? head * group : head;
+  const int heads = s.plan.share_group ? group : 1;
+  for (int h = first; h < first + heads; h += kMaxRows) {
+    float* out = scores_.data() + scores_at_[segment] + static_cast<size_t>(h) * stride;
+    const int rows = std::min(kMaxRows, first + heads - h);
+    use(Scoring{s, layer, h / group, queries.view(s, 0, h, true), rows, s.end(), out, stride});
+  }
+}
+
+template <class At>
+void Selection::score_groups(size_t segment, const Segment& s, const FoldedQueries& queries,
+                             int layer, int head, int count, const At& at, Keys keys, int thread) {
+  each_scoring(segment, s, queries, layer, head, [&](const Scoring& scoring) {
+    const int ahead = keys == Keys::coarse ? kCoarseKeys.groups : kAllKeys.groups;
+    for (int i = 0; i < count; i++)
+      score_group(scoring, at(i), i + ahead < count ? at(i + ahead) : -1, keys, scratch_[thread]);
+  });
+}
+
+// Scores every block of a decoded token, or on two levels (docs/selection.md, 4): all blocks by a
+// few keys, then the candidates by all of theirs.
+void Selection::score_decode(Worker& worker, size_t segment, const Segment& s,
+                             const FoldedQueries& queries, int layer, int heads) {
+  const bool two_levels = has_two_levels(s);
+  const int groups = score_stride(s) / kIndexLanes;
+  const int at_once = two_levels ? kCoarseKeys.at_once : kAllKeys.at_once;
+  const int chunks = ceil_div(groups, at_once);
+  worker.share(static_cast<int64_t>(heads) * chunks, 1, [&](int64_t item) {
+    const int begin = static_cast<int>(item) % chunks * at_once;
+    score_groups(
+        segment, s, queries, layer, static_cast<int>(item) / chunks,
+        std::min(at_once, groups - begin), [&](int i) { return begin + i; },
+        two_levels ? Keys::coarse : Keys::all, worker.id());
+  });
+  if (!two_levels) return;
+  worker.share(heads, 1, [&](int64_t head) {
+    choose_candidates(segment, s, static_cast<int>(head), worker.id());
+  });
+  const int wanted = num_candidates(s.plan.k), parts = ceil_div(wanted, kAllKeys.at_once);
+  worker.share(static_cast<int64_t>(heads) * parts, 1, [&](int64_t item) {
+    const int head = static_cast<int>(item) / parts;
+    const int begin = static_cast<int>(item) % parts * kAllKeys.at_once;
+    const int32_t* chosen = candidates_.data() + candidates_at_[segment] + head * wanted + begin;
+    score_groups(
+        segment, s, queries, layer, head, std::min(kAllKeys.at_once, wanted - begin),
+        [&](int i) { return chosen[i]; }, Keys::all, worker.id());
+  });
+}
+
+// Keeps the super-blocks that a list's heads are scored in, and sets the scores of all others'
+// full blocks to -inf.
+void Selection::choose_candidates(size_t segment, const Segment& s, int head, int thread) {
+  Scratch& scratch = scratch_[thread];
+  const int full = s.end() / s.plan.block_size, groups = ceil_div(full, kIndexLanes);
+  const int stride = score_stride(s), wanted = num_candidates(s.plan.k);
+  const int heads = s.plan.share_group ? shape_.group_size() : 1;
+  float* scores = scores_.data() + scores_at_[segment] + static_cast<size_t>(head) * heads * stride;
+  float *best = scratch.scores.data(), *merged = scratch.merged.data();
+  for (int h = 0; h < heads; h++) {
+    for (int group = 0; group < groups; group++) {
+      const float* own = scores + static_cast<size_t>(h) * stride + group * kIndexLanes;
+      best[group] = *std::max_element(own, own + std::min(kIndexLanes, full - group * kIndexLanes));
+    }
+    merge_row(best, groups, groups, h == 0, merged);
+  }
+  PickScratch pick{scratch.taken.data(), scratch.order.data()};
+  pick_ends(merged, groups, wanted, pick);
+  int32_t* chosen = candidates_.data() + candidates_at_[segment] + head * wanted;
+  for (int group = 0; group < groups; group++) {
+    if (pick.taken[group]) {
+      *chosen++ = group;
+      continue;
+    }
+    for (int h = 0; h < heads; h++)
+      std::fill_n(scores + static_cast<size_t>(h) * stride + group * kIndexLanes, kIndexLanes,
+                  -__builtin_inff());
+  }
 }
 
 void Selection::store_list(const Segment& s, const uint8_t* taken, int num_blocks, int head,
@@ -100,28 +223,26 @@ void Selection::store_list(const Segment& s, const uint8_t* taken, int num_block
   lists.length(head, tile) = length;
 }
 
-void Selection::select_decode(const Segment& s, const FoldedQueries& queries, int layer, int head,
-                              const int64_t* importance, Lists& lists, int thread) {
+void Selection::select_decode(size_t segment, const Segment& s, int head, const int64_t* importance,
+                              Lists& lists, int thread) {
   Scratch& scratch = scratch_[thread];
   const int n = s.end(), blocks = ceil_div(n, s.plan.block_size), stride = score_stride(s);
-  const bool shared = s.plan.share_group;
-  const int group = shape_.group_size(), kv_head = shared ? head : head / group;
-  const int first = shared ? head * group : head, heads = shared ? group : 1;
-  // The open block's score comes from other keys, so it does not set a head's maximum.
-  const int counted = std::max(1, n / s.plan.block_size);
-  float* scores = scratch.scores.data();
-  for (int h = 0; h < heads; h += kMaxRows) {
-    const int rows = std::min(kMaxRows, heads - h);
-    score(s, layer, kv_head, queries.view(s, 0, first + h, true), rows, n, scores, stride, thread);
-    for (int r = 0; shared && r < rows; r++)
-      merge_row(scores + r * stride, blocks, counted, h + r == 0, scratch.merged.data());
+  const int heads = s.plan.share_group ? shape_.group_size() : 1;
+  const float* scores =
+      scores_.data() + scores_at_[segment] + static_cast<size_t>(head) * heads * stride;
+  if (s.plan.share_group) {
+    // The open block's score comes from other keys, so it does not set a head's maximum.
+    const int counted = std::max(1, n / s.plan.block_size);
+    float* merged = scratch.merged.data();
+    for (int h = 0; h < heads; h++)
+      merge_row(scores + static_cast<size_t>(h) * stride, blocks, counted, h == 0, merged);
+    scores = merged;
   }
-  const float* merged = shared ? scratch.merged.data() : scores;
   PickScratch pick{scratch.taken.data(), scratch.order.data()};
   if (s.plan.probe)
-    pick_probe(merged, importance, blocks, s.plan.k, pick);
+    pick_probe(scores, importance, blocks, s.plan.k, pick);
   else
-    pick_guarded(merged, blocks, s.plan.k, false, pick);
+    pick_guarded(scores, blocks, s.plan.k, false, pick);
   store_list(s, pick.taken, s.num_blocks(), head, 0, lists);
 }
 
@@ -175,8 +296,9 @@ void Selection::run(Worker& worker, const std::vector<Segment>& segments,
         for (int64_t t = begin; t < end; t++) sums[block] += tokens[t];
       });
     }
+    score_decode(worker, i, s, queries, layer, lists.heads);
     worker.share(lists.heads, 1, [&](int64_t head) {
-      select_decode(s, queries, layer, static_cast<int>(head), sums, lists, worker.id());
+      select_decode(i, s, static_cast<int>(head), sums, lists, worker.id());
     });
   }
 }

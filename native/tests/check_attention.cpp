@@ -158,7 +158,7 @@ bool check_index_scores(Pair kernels) {
   Check check("index_scores");
   Random random(10);
   for (int d : kHeadDims)
-    for (int entries : {1, 4, 5})
+    for (auto [entries, step] : {std::pair{1, 1}, {4, 1}, {5, 2}})
       for (int rows = 1; rows <= kMaxRows; rows++) {
         const size_t keys = static_cast<size_t>(entries) * d * kIndexLanes;
         auto record = random.bytes(keys + static_cast<size_t>(entries) * kIndexLanes * 4);
@@ -170,9 +170,10 @@ bool check_index_scores(Pair kernels) {
         }
         const Folded q(kernels.expected, rows, d, 1, random);
         std::vector<float> got(rows * 20, 7), expected(got);
-        kernels.got.index_scores(record.data(), entries, d, q.view(), rows, got.data(), 20);
-        kernels.expected.index_scores(record.data(), entries, d, q.view(), rows, expected.data(),
-                                      20);
+        kernels.got.index_scores(record.data(), record.data(), entries, step, d, q.view(), rows,
+                                 got.data(), 20);
+        kernels.expected.index_scores(record.data(), record.data(), entries, step, d, q.view(),
+                                      rows, expected.data(), 20);
         for (int r = 0; r < rows; r++)
           check.same(&got[r * 20], &expected[r * 20], 15,
                      name("head_dim", d) + name(", entries", entries) + name(", rows", rows));

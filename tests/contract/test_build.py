@@ -13,6 +13,7 @@ from tests.contract.project import ROOT, pyproject
 NEEDS = {
     "x86_64": {
         "avx2": {"avx2", "fma", "f16c"},
+        "avx-vnni": {"avx2", "fma", "f16c", "avx_vnni"},
         "avx512": {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq"},
         "avx512-vnni": {
             *("avx2", "fma", "f16c"),

@@ -230,6 +230,26 @@ def test_selection_scores_importance_and_sparse_attention(native, name, heads, k
     assert np.abs(want["importance"] - got["importance"]).max() <= 2e-6 * 2**24 * heads[0]
 
 
+@pytest.mark.parametrize("share", ["head", "group"])
+@pytest.mark.parametrize(("k_type", "tokens"), [("q8_0", 10_001), ("q8_0", 9_216), ("f16", 8_770)])
+def test_selection_on_two_levels(native, share, k_type, tokens):
+    """Beyond 256 blocks: candidates by two keys per block, then the choice among their blocks."""
+    sparse = plan(selector="even", k=20, share=share)
+    q, *segments = both_caches(
+        native, tokens, q_heads=6, kv_heads=2, head_dim=32, k_type=k_type, sparse=sparse
+    )
+    chosen = []
+    for backend, segment in zip((REFERENCE, native), segments, strict=True):
+        token = last_token(segment)
+        chosen.append(backend.select(token, 1, q[-1:], scale=SCALE))
+    want, got = chosen
+    assert np.array_equal(want.indptr, got.indptr)
+    assert np.array_equal(want.indices, got.indices)
+    one_level = REFERENCE.score_blocks(last_token(segments[0]), 1, q[-1:], scale=SCALE)
+    best = np.sort(np.argsort(-one_level[0], kind="stable")[:17])
+    assert not set(best) <= set(want.indices[: want.indptr[1]]), "the first level left nothing out"
+
+
 def test_importance_sums_to_the_number_of_queries(native):
     q, _, segment = both_caches(native, 200, k_type="q8_0")
     segment = replace(segment, importance=np.zeros((2, 200), np.int64), record_importance=True)

@@ -115,9 +115,10 @@ struct Kernels {
   // garbage.
   void (*page_logits)(const PageLayout& layout, const uint8_t* page, const Queries& q, int rows,
                       float* out, int out_stride);
-  // Best logit of each of 16 blocks over their index entries: out[row * out_stride + lane].
-  void (*index_scores)(const uint8_t* record, int entries, int head_dim, const Queries& q, int rows,
-                       float* out, int out_stride);
+  // Best logit of each of 16 blocks over every `step`th of their index entries:
+  // out[row * out_stride + lane]. Asks for the record `ahead` meanwhile, unless it is null.
+  void (*index_scores)(const uint8_t* record, const uint8_t* ahead, int entries, int step,
+                       int head_dim, const Queries& q, int rows, float* out, int out_stride);
   void (*attend_run)(const RunArgs& args);
   // (o, m, s) <- merge of itself and a later run's; m == -inf means "nothing seen".
   void (*merge)(float* o, float* m, float* s, const float* o2, float m2, float s2, int head_dim);

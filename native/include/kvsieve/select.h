@@ -18,10 +18,20 @@ struct PickScratch {
 // prompt tile, `neighbour_first`), while k allows; then by score.
 void pick_guarded(const float* scores, int count, int k, bool neighbour_first, PickScratch scratch);
 
+// The first and the last, then by score.
+void pick_ends(const float* scores, int count, int k, PickScratch scratch);
+
 // The original's rule: half of the budget by importance (null: none), the rest by score, and the
 // last block in place of the lowest-scoring one of those.
 void pick_probe(const float* scores, const int64_t* importance, int count, int k,
                 PickScratch scratch);
+
+// Super-blocks (groups of the index, 16 selection blocks each) up to which there is one level, and
+// that are scored in full beyond: 16, or what holds twice the budget.
+inline int num_candidates(int k) {
+  const int twice = 2 * ((k + 15) / 16);
+  return twice > 16 ? twice : 16;
+}
 
 // merged[b] = max over rows of (score - the row's maximum over the first `counted` blocks).
 // Call with first = true for the first row.

@@ -34,12 +34,35 @@ class Selection {
     Buffer<uint8_t> taken;
     Buffer<int32_t> order;
   };
+  // Which keys of a block are compared: those on the first of two levels, or all sampled ones.
+  enum class Keys { coarse, all };
+  // Rows that score the blocks of one KV head.
+  struct Scoring {
+    const Segment& segment;
+    int layer, kv_head;
+    Queries q;
+    int rows, n;
+    float* out;
+    int stride;
+  };
   bool decode_is_sparse(const Segment& s) const;
   bool tile_is_sparse(const Segment& s, int tile) const;
-  void score_from_pages(const Segment& s, int layer, int kv_head, const Queries& q, int rows,
-                        int block, int n, float* out, int stride, Scratch& scratch);
-  void select_decode(const Segment& s, const FoldedQueries& queries, int layer, int head,
-                     const int64_t* importance, Lists& lists, int thread);
+  // `ahead` is the group that is asked for meanwhile, or -1.
+  void score_group(const Scoring& scoring, int group, int ahead, Keys keys, Scratch& scratch) const;
+  void score_from_pages(const Scoring& scoring, int block, Keys keys, Scratch& scratch) const;
+  // Calls use(scoring) for the query heads of a decode list, up to 8 at a time.
+  template <class Use>
+  void each_scoring(size_t segment, const Segment& s, const FoldedQueries& queries, int layer,
+                    int head, const Use& use);
+  // Scores the heads of a decode list in `count` groups, at(0), at(1), ...
+  template <class At>
+  void score_groups(size_t segment, const Segment& s, const FoldedQueries& queries, int layer,
+                    int head, int count, const At& at, Keys keys, int thread);
+  void score_decode(Worker& worker, size_t segment, const Segment& s, const FoldedQueries& queries,
+                    int layer, int heads);
+  void choose_candidates(size_t segment, const Segment& s, int head, int thread);
+  void select_decode(size_t segment, const Segment& s, int head, const int64_t* importance,
+                     Lists& lists, int thread);
   void select_tile(const Segment& s, const FoldedQueries& queries, int layer, int kv_head, int tile,
                    Lists& lists, int thread);
   void store_list(const Segment& s, const uint8_t* taken, int num_blocks, int head, int tile,
@@ -49,6 +72,9 @@ class Selection {
   HeadShape shape_{};
   std::vector<Scratch> scratch_;
   std::vector<Lists> lists_;
+  Buffer<float> scores_;                           // decode: [segment][query head][stride]
+  std::vector<size_t> scores_at_, candidates_at_;  // where a segment's begin
+  Buffer<int32_t> candidates_;                     // decode: [segment][list][num_candidates(k)]
   Buffer<int64_t> importance_;  // sums over the selection blocks of each decode segment
   std::vector<size_t> importance_at_;
   std::vector<uint8_t> read_;  // count_pairs: blocks read by any head of a group

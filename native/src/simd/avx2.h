@@ -1,4 +1,5 @@
-// 16 lanes as two AVX2 registers. The meaning of every function is given by scalar.h.
+// 16 lanes as two AVX2 registers, with or without AVX-VNNI. The meaning of every function is given
+// by scalar.h.
 #pragma once
 
 #include <immintrin.h>
@@ -164,6 +165,18 @@ static inline B b_negate_where(B a, B mask) {  // mask bytes are 0 or 255
           _mm256_sub_epi8(_mm256_xor_si256(a.hi, mask.hi), mask.hi)};
 }
 
+#if defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
+static inline __m256i dot4_half(__m256i acc, __m256i u, __m256i s) {
+#if defined(__AVXVNNI__)
+  return _mm256_dpbusd_avx_epi32(acc, u, s);
+#else
+  return _mm256_dpbusd_epi32(acc, u, s);
+#endif
+}
+static inline __m256i dot4_nibble_half(__m256i acc, __m256i u, __m256i s) {
+  return dot4_half(acc, u, s);
+}
+#else
 // Bytes widened to 16 bits: exact for any operands.
 static inline __m256i dot4_half(__m256i acc, __m256i u, __m256i s) {
   const __m256i low = _mm256_set1_epi16(255);
@@ -172,13 +185,14 @@ static inline __m256i dot4_half(__m256i acc, __m256i u, __m256i s) {
   __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
   return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
 }
-static inline I dot4(I acc, B u, B s) {
-  return {dot4_half(acc.lo, u.lo, s.lo), dot4_half(acc.hi, u.hi, s.hi)};
-}
 // u <= 15: 2 * 15 * 127 fits 16 bits, so the saturating product never saturates.
 static inline __m256i dot4_nibble_half(__m256i acc, __m256i u, __m256i s) {
   __m256i pairs = _mm256_maddubs_epi16(u, s);
   return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+#endif
+static inline I dot4(I acc, B u, B s) {
+  return {dot4_half(acc.lo, u.lo, s.lo), dot4_half(acc.hi, u.hi, s.hi)};
 }
 static inline I dot4_nibble(I acc, B u, B s) {
   return {dot4_nibble_half(acc.lo, u.lo, s.lo), dot4_nibble_half(acc.hi, u.hi, s.hi)};

@@ -14,6 +14,7 @@ from kvsieve.kernels.reference.selection import (
     decode_is_sparse,
     expand_blocks,
     importance_block_sums,
+    keep_candidates,
     merge_group,
     merge_tile,
     pick_even,
@@ -54,6 +55,20 @@ class Selector(ABC):
         block are compared between rows.
         """
 
+    def coarse(self, q: F32, k: F32, *, scale: float) -> F32 | None:
+        """What the first of two levels compares, or None: every block gets its full score.
+
+        Parameters
+        ----------
+        q : f32 ``[Hq, 1, D]``
+        k : f32 ``[Hkv, n, D]``, the keys of full selection blocks alone
+
+        Returns
+        -------
+        f32 ``[Hq, n / block_size]`` or None
+        """
+        return None
+
     def pick(self, scores: F32, importance_sums: I64 | None) -> I32:
         """Blocks of one decoded query, ascending: guards, then the best scores.
 
@@ -81,12 +96,18 @@ class Selector(ABC):
         shape = attention_shape("select_decode", q, k)
         if not decode_is_sparse(shape.kv_len, self.k, block_size=self.block_size):
             return _exact(shape)
-        scores = self.score(q, k, scale=scale)[:, 0]
-        lists_per_kv_head = shape.group_size
-        if self.share == "group":
-            by_group = scores.reshape(shape.num_kv_heads, shape.group_size, -1)
-            scores = merge_group(by_group, num_full=shape.kv_len // self.block_size)
-            lists_per_kv_head = 1
+        shared = self.share == "group"
+        num_full = shape.kv_len // self.block_size
+        lists = shape.num_kv_heads if shared else shape.num_kv_heads * shape.group_size
+        scores = self.score(q, k, scale=scale)[:, 0].reshape(
+            lists, -1, count_blocks(shape.kv_len, self.block_size)
+        )
+        if num_full:
+            coarse = self.coarse(q, k[:, : num_full * self.block_size], scale=scale)
+            if coarse is not None:
+                scores = keep_candidates(scores, coarse.reshape(lists, -1, num_full), self.k)
+        scores = merge_group(scores, num_full=num_full) if shared else scores[:, 0]
+        lists_per_kv_head = lists // shape.num_kv_heads
         sums = None
         if importance is not None:
             sums = importance_block_sums(importance, self.block_size)

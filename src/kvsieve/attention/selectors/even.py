@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvsieve.attention.selectors.base import Selector, strided_scores
+from kvsieve.kernels.reference.selection import coarse_scores
 from kvsieve.types import F32
 
 
@@ -19,4 +20,10 @@ class EvenSelector(Selector):
         """See `Selector.score`."""
         return strided_scores(
             q, k, scale=scale, block_size=self.block_size, num_probes=self.num_probes
+        )
+
+    def coarse(self, q: F32, k: F32, *, scale: float) -> F32:
+        """See `Selector.coarse`."""
+        return coarse_scores(
+            q[:, 0], k, scale=scale, block_size=self.block_size, num_probes=self.num_probes
         )

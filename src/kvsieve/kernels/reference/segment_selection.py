@@ -16,9 +16,11 @@ from kvsieve.kernels.reference.quantize import Rows
 from kvsieve.kernels.reference.selection import (
     block_lists,
     causal_blocks,
+    coarse_positions,
     count_blocks,
     expand_blocks,
     importance_block_sums,
+    keep_candidates,
     merge_group,
     merge_tile,
     pick_even,
@@ -48,11 +50,23 @@ class _Scorer:
         positions, offsets = probe_positions(
             num_tokens, block_size=self.plan.block_size, num_probes=self.plan.num_probes
         )
-        blocks = np.arange(count_blocks(num_tokens), dtype=np.int32)
+        return score_probes(self._logits(kv_head, rows, positions), offsets)
+
+    def coarse(self, kv_head: int, *, num_full: int) -> F32:
+        """Coarse scores of a decoded token: f32 ``[G, num_full]``."""
+        positions = coarse_positions(
+            num_full, block_size=self.plan.block_size, num_probes=self.plan.num_probes
+        )
+        found = self._logits(kv_head, slice(0, 1), positions.ravel())
+        return found.reshape(len(found), *positions.shape).max(axis=-1)
+
+    def _logits(self, kv_head: int, rows: slice, positions: I64) -> F32:
+        """Logits of the group's heads: f32 ``[rows * G, positions]``."""
+        blocks = np.arange(count_blocks(int(positions[-1]) + 1), dtype=np.int32)
         keys = read_keys(self.segment, self.layer, kv_head, blocks).take(positions)
         group = self.q.values.shape[1] // self.num_kv_heads
         heads = slice(kv_head * group, (kv_head + 1) * group)
-        return score_probes(logits(self.q.take((rows, heads)).flat(), keys), offsets)
+        return logits(self.q.take((rows, heads)).flat(), keys)
 
     def decode_scores(self) -> F32:
         """Scores of the only row, per query head: f32 ``[Hq, Nb]``."""
@@ -64,10 +78,17 @@ class _Scorer:
     def select_decode(self) -> BlockLists:
         """One list per query head, or per KV head with ``share="group"``."""
         plan, num_tokens = self.plan, self.segment.start + 1
+        num_full = num_tokens // plan.block_size
         scores = self.decode_scores()
-        if plan.share == "group":
-            by_group = scores.reshape(self.num_kv_heads, -1, scores.shape[1])
-            scores = merge_group(by_group, num_full=num_tokens // plan.block_size)
+        # The heads that choose together: a group, or each on its own.
+        lists = self.num_kv_heads if plan.share == "group" else len(scores)
+        scores = scores.reshape(lists, -1, scores.shape[1])
+        if plan.selector == "even" and num_full:
+            coarse = [self.coarse(head, num_full=num_full) for head in range(self.num_kv_heads)]
+            scores = keep_candidates(
+                scores, np.concatenate(coarse).reshape(lists, -1, num_full), plan.k
+            )
+        scores = merge_group(scores, num_full=num_full) if plan.share == "group" else scores[:, 0]
         sums: I64 | None = None
         if self.segment.importance is not None:
             received = self.segment.importance[self.layer, :num_tokens]
