@@ -14,7 +14,6 @@ from kvsieve.kernels.reference.selection import (
     decode_is_sparse,
     expand_blocks,
     importance_block_sums,
-    keep_candidates,
     merge_group,
     merge_tile,
     pick_even,
@@ -22,6 +21,7 @@ from kvsieve.kernels.reference.selection import (
     probe_scores,
     tile_is_sparse,
 )
+from kvsieve.kernels.reference.two_levels import keep_candidates
 from kvsieve.types import BLOCK_SIZE, F32, I32, I64
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvsieve.attention.selectors.base import Selector, strided_scores
-from kvsieve.kernels.reference.selection import coarse_scores
+from kvsieve.kernels.reference.two_levels import coarse_scores
 from kvsieve.types import F32
 
 

@@ -16,11 +16,9 @@ from kvsieve.kernels.reference.quantize import Rows
 from kvsieve.kernels.reference.selection import (
     block_lists,
     causal_blocks,
-    coarse_positions,
     count_blocks,
     expand_blocks,
     importance_block_sums,
-    keep_candidates,
     merge_group,
     merge_tile,
     pick_even,
@@ -29,6 +27,7 @@ from kvsieve.kernels.reference.selection import (
     probe_positions,
     score_probes,
 )
+from kvsieve.kernels.reference.two_levels import coarse_positions, keep_candidates
 from kvsieve.types import BLOCK_SIZE, F32, I32, I64
 
 
