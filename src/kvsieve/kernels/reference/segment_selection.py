@@ -57,7 +57,8 @@ class _Scorer:
             num_full, block_size=self.plan.block_size, num_probes=self.plan.num_probes
         )
         found = self._logits(kv_head, slice(0, 1), positions.ravel())
-        return found.reshape(len(found), *positions.shape).max(axis=-1)
+        best: F32 = found.reshape(len(found), *positions.shape).max(axis=-1)
+        return best
 
     def _logits(self, kv_head: int, rows: slice, positions: I64) -> F32:
         """Logits of the group's heads: f32 ``[rows * G, positions]``."""

@@ -11,7 +11,7 @@ from kvsieve.kernels.reference.selection import count_blocks
 from kvsieve.types import BLOCK_SIZE, F32, I64
 
 SUPER_BLOCK = 16
-"""Selection blocks that the first of two levels keeps or leaves out together: a group of the index."""
+"""Selection blocks that stay or go together on the first level: a group of the index."""
 
 MIN_CANDIDATES = 16
 """Super-blocks up to which there is one level: 256 blocks, 8,192 tokens."""
