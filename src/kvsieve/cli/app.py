@@ -10,7 +10,9 @@ import typer
 from kvsieve.cli.bench import bench
 from kvsieve.cli.cost import cost
 from kvsieve.cli.demo import demo
+from kvsieve.cli.evals.measures import divergence, perplexity, recall
 from kvsieve.cli.evals.questions import copy, kv, passkey, vartrack
+from kvsieve.cli.evals.sweep import report, sweep
 from kvsieve.cli.generate import generate
 from kvsieve.cli.info import info
 from kvsieve.cli.lab import lab
@@ -83,7 +85,7 @@ def _evals(context: typer.Context) -> None:
 
 for command in (generate, bench, info, demo, lab, cost):
     app.command()(command)
-for command in (passkey, kv, vartrack, copy):
+for command in (passkey, kv, vartrack, copy, recall, divergence, perplexity, sweep, report):
     evals.command()(command)
 
 

@@ -150,3 +150,67 @@ class PassageOptions(EvalOptions):
     def kinds(self) -> list[str]:
         """The kinds of text, one by one."""
         return self.text.split(",")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallOptions(PassageOptions):
+    """What is measured of kept mass."""
+
+    queries: Annotated[
+        int,
+        integer("--queries", panel=RUN, help="Last tokens of the text, decoded and measured."),
+    ] = 64
+    by: Annotated[
+        str,
+        option("--by", panel=RUN, metavar="PART", help="A row over all, per layer, or per head."),
+    ] = "all"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names("--by", self.by, ("all", "layer", "head"))
+        if self.queries < 1:
+            raise ConfigError(f"--queries: expected at least 1, got {self.queries}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivergenceOptions(PassageOptions):
+    """Where next-token distributions are compared."""
+
+    positions: Annotated[
+        int,
+        integer("--positions", panel=RUN, help="Last tokens of the text, decoded and compared."),
+    ] = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.positions < 2:
+            raise ConfigError(f"--positions: expected at least 2, got {self.positions}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerplexityOptions(PassageOptions):
+    """Where perplexity is measured; only setting C reads a prompt sparsely."""
+
+    settings: Annotated[
+        str,
+        option("--settings", panel=RUN, metavar="C", help="C, in which the prompt is sparse."),
+    ] = "C"
+    start: Annotated[
+        int | None,
+        integer(
+            "--start",
+            panel=RUN,
+            show_default="half of the length",
+            help="First position whose next token counts.",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names("--settings", self.settings, ("C",))
+        if self.start is not None and self.start < 0:
+            raise ConfigError(f"--start: expected 0 or more, got {self.start}")
+
+    def first_of(self, length: int) -> int:
+        """First position that counts in a text of `length` tokens."""
+        return length // 2 if self.start is None else self.start
