@@ -28,6 +28,9 @@ _PASTIMES = (
 )
 # fmt: on
 
+_SEAM = 8
+"""Tokens at the end of a piece of text that would differ if the text went on."""
+
 TEXT_KINDS = ("templated", "natural")
 
 QUESTION = " What is the pass key? The pass key is"
@@ -186,7 +189,14 @@ def passage(tokenizer: Encoder, kind: str, length: int, *, seed: int = 0) -> Pas
     texts = [topics[name] for name in sorted(topics)]
     digest = sha256("\n\n".join(texts).encode()).hexdigest()[:12]
     first = Random(f"passage {seed}").randrange(len(texts)) if seed else 0
-    token_ids = tokenizer.encode("\n\n".join(texts[first:] + texts[:first]))[:length]
+    whole = "\n\n".join(texts[first:] + texts[:first])
+    # Only the beginning goes through the tokenizer, and the seam at its end is left out.
+    token_ids: list[int] = []
+    characters = 6 * length
+    while len(token_ids) < length and characters < 2 * len(whole):
+        token_ids = tokenizer.encode(whole[:characters])[:-_SEAM]
+        characters *= 2
+    token_ids = token_ids[:length]
     if len(token_ids) < length:
         raise ConfigError(
             f"[passage] length: expected at most {len(token_ids)} tokens (all of the natural "
