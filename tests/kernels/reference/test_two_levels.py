@@ -23,9 +23,7 @@ def naive_candidates(coarse: np.ndarray, k: int) -> set[int]:
 
 
 @pytest.mark.parametrize("num_open", [0, 1])
-@pytest.mark.parametrize(
-    ("num_full", "k"), [(250, 32), (256, 32), (257, 32), (700, 9), (700, 190)]
-)
+@pytest.mark.parametrize(("num_full", "k"), [(250, 32), (256, 32), (257, 32), (700, 9), (700, 190)])
 def test_first_level_keeps_the_best_super_blocks(num_full: int, k: int, num_open: int) -> None:
     rng = np.random.default_rng(num_full)
     scores = rng.normal(size=(2, 3, num_full + num_open)).astype(np.float32)

@@ -70,7 +70,7 @@ def divergence(
 
     \b
     Example:
-      kvsieve eval divergence --lengths 5000 --attn sparse:k=16 --attn sparse:k=32
+      kvsieve eval divergence --lengths 5000 --attn sparse:k=16
     """
     asked = trials(compare.arms(sparse), run.setting_names)
 
@@ -104,7 +104,7 @@ def perplexity(
 
     \b
     Example:
-      kvsieve eval perplexity --lengths 4096 --start 2048 --attn sparse:k=32,tail=0
+      kvsieve eval perplexity --lengths 4096 --attn sparse:k=32,tail=0
     """
     asked = trials(compare.arms(sparse), run.setting_names)
 
