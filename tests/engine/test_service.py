@@ -108,6 +108,33 @@ def test_a_running_reply_gets_its_tokens_while_a_long_prompt_is_read(make_servic
     assert between.count("token") >= 4
 
 
+def test_prompts_are_read_in_the_order_they_came_whatever_their_slots(make_service: MakeService):
+    service = make_service(max_sequences=3)
+    order: list[str] = []
+    gate = Gate()
+    nothing = SamplingParams(max_tokens=0)
+    first = Client(service, make_ids(10), nothing, slot=1, on_event=gate)
+    assert gate.entered.wait(60)
+    clients = [
+        Client(
+            service,
+            make_ids(200, seed=seed),
+            nothing,
+            slot=slot,
+            on_event=lambda event, name=name: order.append(name),  # type: ignore[misc]
+        )
+        for seed, slot, name in ((1, 2, "a"), (2, 0, "b"))
+    ]
+    gate.open()
+    for client in (first, *clients):
+        assert client.completion
+    # Five times of progress and the end each; the second prompt begins with what rows the
+    # first one's last chunk leaves over.
+    assert sorted(order) == ["a"] * 6 + ["b"] * 6
+    assert order[:4] == ["a"] * 4
+    assert order[-4:] == ["b"] * 4
+
+
 def test_requests_are_served_in_order(make_service: MakeService):
     service = make_service(max_sequences=1)
     finished: list[int] = []

@@ -74,7 +74,7 @@ class Batcher:
         reading = [job for job in running if job.is_reading]
         rows = self.pace.rows(num_decoding=len(decoding), num_reading=len(reading))
         if rows:
-            reading = self._begin_reading(reading)
+            reading = self._begin_reading(reading, rows)
         batch, jobs = self._batch(decoding, reading, rows)
         if not jobs:
             return bool(running)
@@ -250,14 +250,16 @@ class Batcher:
         )
         job.sequence = sequence
 
-    def _begin_reading(self, reading: list[Job]) -> list[Job]:
-        """Start what has not begun: look in the prefix cache first.
+    def _begin_reading(self, reading: list[Job], rows: int) -> list[Job]:
+        """The jobs that share `rows` rows; who has not begun looks in the prefix cache first.
 
         A prompt whose first block another one is reading now waits for it: it will find there
         what the two have in common.
         """
         ready: list[Job] = []
         for job in reading:
+            if rows <= 0:
+                break
             if not job.has_begun:
                 if job.request.cache_prompt and any(_share_a_block(job, one) for one in ready):
                     continue
@@ -275,6 +277,8 @@ class Batcher:
                     )
                 )
             ready.append(job)
+            if job.sequence is not None:
+                rows -= job.sequence.prompt_len - job.sequence.cache.num_tokens
         return ready
 
     def _end(self, job: Job) -> None:
