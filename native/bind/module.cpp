@@ -2,6 +2,7 @@
 // shapes, types and ranges before it calls; nothing here is meant to be called by users.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -273,11 +274,16 @@ NB_MODULE(_native, m) {
       .def(
           "run_layer",
           [](kvsieve::Engine& self, const PyLayer& layer, int index, Array<float> hidden,
-             PyStep& step) {
+             PyStep& step, std::optional<Array<const int32_t>> kept) {
             nb::gil_scoped_release release;
-            return self.run_layer(layer.layer, index, hidden.data(), step.step);
+            if (!kept) return self.run_layer(layer.layer, index, hidden.data(), step.step);
+            // An empty array may have no address.
+            static const int32_t nothing = 0;
+            return self.run_layer(layer.layer, index, hidden.data(), step.step,
+                                  kept->size() ? kept->data() : &nothing,
+                                  static_cast<int>(kept->size()));
           },
-          "layer"_a, "index"_a, "hidden"_a, "step"_a)
+          "layer"_a, "index"_a, "hidden"_a, "step"_a, "kept"_a.none())
       .def(
           "project",
           [](kvsieve::Engine& self, const Array<const float>& x, const kvsieve::Weight& weight,

@@ -13,9 +13,9 @@ int64_t now_ns() {
       .count();
 }
 
-// Phases of a layer: 11 of its own, and for each segment at most 1 to enter the cache, 5 to select
+// Phases of a layer: 12 of its own, and for each segment at most 1 to enter the cache, 5 to select
 // and 1 to sum importance.
-int num_phases(size_t segments) { return 11 + 7 * static_cast<int>(segments); }
+int num_phases(size_t segments) { return 12 + 7 * static_cast<int>(segments); }
 
 // So many rows each thread norms and quantises for itself: less than the wait for one that does it
 // for all (576 values take .2 us, the end of a phase .3 to 1).
@@ -87,6 +87,16 @@ Activations Engine::each_row(Worker& worker, const Activations& shared, int rows
   const Activations own = own_[worker.id()].view(shared.cols);
   for (int row = 0; row < rows; row++) fill(own, row);
   return own;
+}
+
+Activations Engine::normed(Worker& worker, const Activations& input, int rows, const float* norm,
+                           float eps, const float* hidden) {
+  const int width = input.cols;
+  return each_row(worker, input, rows, [&](const Activations& x, int row) {
+    const size_t at = static_cast<size_t>(row) * width;
+    kernels_.rms_norm(hidden + at, norm, eps, width, x.values + at);
+    quantize(x, row, 0, width / kGroup);
+  });
 }
 
 void Engine::project_residual(Worker& worker, const Activations& x, int rows, const Weight& weight,
@@ -192,7 +202,26 @@ void Engine::gated_units(Worker& worker, const Layer& layer, const Activations& 
   });
 }
 
-bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step) {
+void Engine::finish_rows(Worker& worker, const Layer& layer, const Activations& attended,
+                         const Activations& input, const Activations& gated, int rows,
+                         float* hidden) {
+  const int q_width = attended.cols;
+  const float eps = layer.shape.rms_norm_eps;
+  const Activations heads_out =
+      each_row(worker, attended, rows, [&](const Activations& x, int row) {
+        const size_t at = static_cast<size_t>(row) * q_width;
+        if (x.values != attended.values)
+          std::memcpy(x.values + at, attended.values + at, sizeof(float) * q_width);
+        quantize(x, row, 0, q_width / kGroup);
+      });
+  project_residual(worker, heads_out, rows, *layer.o, layer.attn_post_norm, eps, hidden);
+  const Activations x = normed(worker, input, rows, layer.ffn_norm, eps, hidden);
+  gated_units(worker, layer, x, rows, gated);
+  project_residual(worker, gated, rows, *layer.down, layer.ffn_post_norm, eps, hidden);
+}
+
+bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step,
+                       const int32_t* kept, int num_kept) {
   const LayerShape& shape = layer.shape;
   const HeadShape& heads = shape.heads;
   const int rows = step.rows, width = shape.hidden_size, inner = shape.intermediate_size;
@@ -208,22 +237,17 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step)
   up_.reserve(static_cast<size_t>(rows) * inner);
   if (layer.attn_post_norm || layer.ffn_post_norm)
     residual_.reserve(static_cast<size_t>(rows) * width);
-  if (rows <= kFewRows)
-    for (ActivationBuffer& own : own_) own.prepare(rows, width > q_width ? width : q_width);
+  if (kept) {
+    kept_.reserve(static_cast<size_t>(num_kept) * width);
+    kept_heads_.reserve(static_cast<size_t>(num_kept) * q_width);
+  }
+  for (ActivationBuffer& own : own_) own.prepare(kFewRows, width > q_width ? width : q_width);
   queries_.prepare(heads, rows, q_.data());
   selection_.prepare(heads, step.segments);
   attention_.prepare(heads, step.segments);
   non_finite_.store(false);
   const std::vector<Segment>& segments = step.segments;
 
-  auto normed = [&](Worker& worker, const float* weight) {
-    return each_row(worker, input, rows, [&](const Activations& x, int row) {
-      float* values = x.values + static_cast<size_t>(row) * width;
-      kernels_.rms_norm(hidden + static_cast<size_t>(row) * width, weight, shape.rms_norm_eps,
-                        width, values);
-      quantize(x, row, 0, width / kGroup);
-    });
-  };
   // Where there is a bias, the projection is added to it.
   auto place_bias = [&](const float* bias, int length, float* rows_of) {
     if (!bias) return false;
@@ -239,7 +263,8 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step)
   const int64_t start = now_ns();
   int64_t before_select = 0, after_select = 0, after_attention = 0;
   team_.run(num_phases(step.segments.size()), [&](Worker& worker) {
-    const Activations before_attention = normed(worker, layer.attn_norm);
+    const Activations before_attention =
+        normed(worker, input, rows, layer.attn_norm, shape.rms_norm_eps, hidden);
     if (one_row_each) {
       project_heads(worker, step, index, entering, before_attention, v_.data());
     } else {
@@ -256,19 +281,24 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step)
     attention_.run(worker, segments, selection_.lists(), queries_, index, attended.values);
     if (worker.is_caller()) after_attention = now_ns();
 
-    const Activations heads_out =
-        each_row(worker, attended, rows, [&](const Activations& x, int row) {
-          const size_t at = static_cast<size_t>(row) * q_width;
-          if (x.values != attended.values)
-            std::memcpy(x.values + at, attended.values + at, sizeof(float) * q_width);
-          quantize(x, row, 0, q_width / kGroup);
-        });
-    project_residual(worker, heads_out, rows, *layer.o, layer.attn_post_norm, shape.rms_norm_eps,
-                     hidden);
-    gated_units(worker, layer, normed(worker, layer.ffn_norm), rows, gated);
-    project_residual(worker, gated, rows, *layer.down, layer.ffn_post_norm, shape.rms_norm_eps,
-                     hidden);
+    if (!kept) {
+      finish_rows(worker, layer, attended, input, gated, rows, hidden);
+    } else if (num_kept) {
+      Activations heads_kept = attended;
+      heads_kept.values = kept_heads_.data();
+      worker.share(num_kept, 4, [&](int64_t i) {
+        std::memcpy(heads_kept.values + i * q_width,
+                    attended.values + static_cast<size_t>(kept[i]) * q_width,
+                    sizeof(float) * q_width);
+        std::memcpy(kept_.data() + i * width, hidden + static_cast<size_t>(kept[i]) * width,
+                    sizeof(float) * width);
+      });
+      finish_rows(worker, layer, heads_kept, input, gated, num_kept, kept_.data());
+    }
   });
+  for (int i = 0; kept && i < num_kept; i++)
+    std::memcpy(hidden + static_cast<size_t>(kept[i]) * width,
+                kept_.data() + static_cast<size_t>(i) * width, sizeof(float) * width);
   selection_.count_pairs(step.segments);
   step.times.select_ns += after_select - before_select;
   step.times.attention_ns += after_attention - after_select;

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvsieve.errors import NumericalError
+from kvsieve.errors import NumericalError, ShapeError
 from kvsieve.kernels.backend import LayerShape, LayerWeights
 from kvsieve.kernels.native import NativeBackend
 from tests.kernels.parity import REFERENCE, close, source
@@ -79,6 +79,51 @@ def run(backend, shape, steps, *, kind="q8", sparse=None, vectors=(), k_type="q8
         backend.run_layer(layer, 0, rows, step)
         hidden[start:stop] = rows
     return hidden, backend.step_stats(step).segments[0]
+
+
+@pytest.mark.parametrize("kept", [[], [3], [84], [0, 17, 40, 41, 83], [*range(1, 80)]])
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_kept_rows_are_as_if_all_were_computed(native, backend, kept):
+    backend = native if backend == "native" else REFERENCE
+    shape, tokens = layer_shape(), 85
+    results = []
+    for rows in (None, np.array(kept, np.int32)):
+        layer = build(backend, shape, kind="q8")
+        segment = empty_segment(
+            tokens, k_type="q8_0", head_dim=shape.head_dim, kv_heads=shape.num_kv_heads
+        )
+        before = np.random.default_rng(1).standard_normal((tokens, shape.hidden_size), np.float32)
+        hidden = before.copy()
+        step = backend.begin_step([segment], *angles(shape, 0, tokens))
+        backend.run_layer(layer, 0, hidden, step, kept=rows)
+        results.append((hidden, segment.pages))
+    (whole, pages), (got, got_pages) = results
+    assert np.array_equal(got[kept], whole[kept]) or backend is REFERENCE
+    np.testing.assert_allclose(got[kept], whole[kept], rtol=1e-5, atol=1e-6)
+    others = np.setdiff1d(np.arange(tokens), kept)
+    assert np.array_equal(got[others], before[others])
+    assert np.array_equal(got_pages, pages)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        np.array([2, 1], np.int32),
+        np.array([1, 1], np.int32),
+        np.array([64], np.int32),
+        np.array([-1], np.int32),
+        np.array([1], np.int64),
+    ],
+)
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_bad_kept_rows_are_refused(native, backend, kept):
+    backend = native if backend == "native" else REFERENCE
+    shape = layer_shape()
+    layer = build(backend, shape, kind="q8")
+    segment = empty_segment(64, k_type="q8_0", head_dim=shape.head_dim, kv_heads=shape.num_kv_heads)
+    step = backend.begin_step([segment], *angles(shape, 0, 64))
+    with pytest.raises(ShapeError, match=r"\[run_layer\] kept: expected"):
+        backend.run_layer(layer, 0, np.zeros((64, shape.hidden_size), np.float32), step, kept=kept)
 
 
 @pytest.mark.parametrize("kind", ["q8", "f32"])

@@ -168,8 +168,8 @@ class Recorder:
         self.calls = [("begin", cos.shape)]
         return StepStats(dense_ns=1000)
 
-    def run_layer(self, layer: Any, index: int, hidden: Any, step: Any) -> None:
-        self.calls.append(("layer", index, hidden.shape))
+    def run_layer(self, layer: Any, index: int, hidden: Any, step: Any, *, kept: Any) -> None:
+        self.calls.append(("layer", index, hidden.shape, kept if kept is None else kept.tolist()))
         hidden += 1
 
     def step_stats(self, step: Any) -> StepStats:
@@ -215,7 +215,8 @@ def test_a_step_goes_through_every_layer_then_the_asked_rows(tmp_path: Path) -> 
     logits, stats = decoder.forward(
         IDS[:5], [segment], logit_rows=[4, 1], on_layer=lambda: done.append(len(recorder.calls))
     )
-    layers = [("layer", i, (5, 64)) for i in range(3)]
+    layers = [("layer", i, (5, 64), None) for i in range(2)]
+    layers.append(("layer", 2, (5, 64), [1, 4]))
     assert recorder.calls[:-1] == [("begin", (5, 8)), *layers]
     assert done == [2, 3, 4]
     name, hidden, eps = recorder.calls[-1]
@@ -229,6 +230,7 @@ def test_a_step_goes_through_every_layer_then_the_asked_rows(tmp_path: Path) -> 
     logits, stats = decoder.forward(IDS[:5], [segment])
     assert logits is None
     assert stats.dense_ns == 1000
+    assert recorder.calls[-1] == ("layer", 2, (5, 64), [])
     logits, _ = decoder.forward(IDS[:5], [segment], logit_rows=[])
     assert logits is not None
     assert logits.shape == (0, 288)

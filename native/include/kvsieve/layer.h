@@ -54,7 +54,10 @@ class Engine {
         own_(threads) {}
 
   // hidden [rows][hidden_size] is updated in place. False if NaN or infinity appeared on the way.
-  bool run_layer(const Layer& layer, int index, float* hidden, Step& step);
+  // With `kept` (ascending), only these rows are: no more is computed than they need, and the
+  // cache.
+  bool run_layer(const Layer& layer, int index, float* hidden, Step& step,
+                 const int32_t* kept = nullptr, int num_kept = 0);
 
   // Parts of a layer on their own, for tests and for callers with their own queries.
   // x [rows][cols] is read as activations; y [rows][weight rows].
@@ -112,6 +115,12 @@ class Engine {
   // The three projections and enter_cache in one phase, where every segment has one row.
   void project_heads(Worker& worker, const Step& step, int layer, const Heads& heads,
                      const Activations& x, float* v);
+  // hidden's rows under an RMS norm, quantised, in `input` or of this thread's own.
+  Activations normed(Worker& worker, const Activations& input, int rows, const float* norm,
+                     float eps, const float* hidden);
+  // Output projection and MLP of `rows` rows.
+  void finish_rows(Worker& worker, const Layer& layer, const Activations& attended,
+                   const Activations& input, const Activations& gated, int rows, float* hidden);
   // silu(x . gate^T) * (x . up^T), quantised.
   void gated_units(Worker& worker, const Layer& layer, const Activations& x, int rows,
                    const Activations& gated);
@@ -134,7 +143,7 @@ class Engine {
   FoldedQueries queries_;
   ActivationBuffer input_, attended_, gated_;
   std::vector<ActivationBuffer> own_;  // per thread: a few rows
-  Buffer<float> q_, k_, v_, gate_, up_, residual_;
+  Buffer<float> q_, k_, v_, gate_, up_, residual_, kept_, kept_heads_;
   std::atomic<bool> non_finite_{false};
 };
 

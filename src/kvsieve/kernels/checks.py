@@ -6,7 +6,7 @@ import numpy as np
 
 from kvsieve.errors import ConfigError, ShapeError
 from kvsieve.kernels.backend import BlockLists, Gate, LayerShape, LayerWeights, Segment
-from kvsieve.types import BLOCK_SIZE, F32, AnyArray
+from kvsieve.types import BLOCK_SIZE, F32, I32, AnyArray
 
 
 def check_f32(function: str, name: str, array: AnyArray, shape: tuple[int | None, ...]) -> None:
@@ -26,6 +26,18 @@ def check_f32(function: str, name: str, array: AnyArray, shape: tuple[int | None
             else type(array).__name__
         )
         raise ShapeError(f"[{function}] {name}: expected C-contiguous float32 ({want}), got {got}")
+
+
+def check_kept(kept: I32 | None, *, num_rows: int) -> None:
+    """Rows of a step that are needed after a layer: None, or i32, ascending, each once."""
+    if kept is None:
+        return
+    if kept.dtype != np.int32 or kept.ndim != 1:
+        raise ShapeError(f"[run_layer] kept: expected int32 [N], got {kept.dtype} {kept.shape}")
+    if len(kept) and (kept[0] < 0 or kept[-1] >= num_rows or (np.diff(kept) <= 0).any()):
+        raise ShapeError(
+            f"[run_layer] kept: expected ascending rows below {num_rows}, got {kept.tolist()}"
+        )
 
 
 def count_tiles(segment: Segment) -> int:

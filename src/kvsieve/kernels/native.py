@@ -24,6 +24,7 @@ from kvsieve.kernels.backend import (
 )
 from kvsieve.kernels.checks import (
     check_f32,
+    check_kept,
     check_layer,
     check_lists,
     check_queries,
@@ -288,8 +289,13 @@ class NativeBackend:
             step.add_segment(segment_fields(segment))
         return step
 
-    def run_layer(self, layer: Any, index: int, hidden: F32, step: Any) -> None:
+    def run_layer(
+        self, layer: Any, index: int, hidden: F32, step: Any, *, kept: I32 | None = None
+    ) -> None:
         """Run one decoder layer on hidden f32 ``[T, W]``, in place.
+
+        kept : i32, ascending rows that are needed afterwards; None: all
+            The others take part in the cache and in attention, and end as they were.
 
         Raises
         ------
@@ -297,7 +303,8 @@ class NativeBackend:
             if an activation is NaN or infinite, or a key or value too large for an f16 cache
         """
         check_f32("run_layer", "hidden", hidden, (step.rows, None))
-        if not self._engine.run_layer(layer, index, hidden, step):
+        check_kept(kept, num_rows=step.rows)
+        if not self._engine.run_layer(layer, index, hidden, step, kept):
             raise NumericalError(
                 f"[run_layer] layer {index}: expected finite activations, and keys and values that "
                 "fit the cache type, got NaN, infinity or larger ones"

@@ -113,8 +113,12 @@ class Decoder:
         hidden = self._embedding.rows(token_ids)
         cos, sin = self._rope.rows(positions)
         step = self.backend.begin_step(segments, cos, sin)
+        # Behind the last layer's attention only the rows whose logits are wanted matter.
+        wanted = np.unique(np.asarray(logit_rows or [], np.int32))
+        last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
-            self.backend.run_layer(layer, index, hidden, step)
+            kept = wanted if index == last and len(wanted) < len(hidden) else None
+            self.backend.run_layer(layer, index, hidden, step, kept=kept)
             if on_layer is not None:
                 on_layer()
         stats = self.backend.step_stats(step)

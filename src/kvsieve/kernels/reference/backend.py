@@ -16,7 +16,7 @@ from kvsieve.kernels.backend import (
 from kvsieve.kernels.checks import check_f32, check_lists, check_queries, check_segment
 from kvsieve.kernels.reference import attention, dense, pages, segment_selection
 from kvsieve.kernels.reference import layer as layers
-from kvsieve.types import F32
+from kvsieve.types import F32, I32
 
 
 class ReferenceBackend:
@@ -109,9 +109,17 @@ class ReferenceBackend:
         """See `layer.begin_step`."""
         return layers.begin_step(segments, cos, sin)
 
-    def run_layer(self, layer: layers.Layer, index: int, hidden: F32, step: layers.Step) -> None:
+    def run_layer(
+        self,
+        layer: layers.Layer,
+        index: int,
+        hidden: F32,
+        step: layers.Step,
+        *,
+        kept: I32 | None = None,
+    ) -> None:
         """See `layer.run_layer`."""
-        self._last_attention = layers.run_layer(layer, index, hidden, step)
+        self._last_attention = layers.run_layer(layer, index, hidden, step, kept=kept)
 
     def step_stats(self, step: layers.Step) -> StepStats:
         """What the step has cost and read so far."""

@@ -15,7 +15,7 @@ from kvsieve.kernels.backend import (
     SegmentStats,
     StepStats,
 )
-from kvsieve.kernels.checks import check_f32, check_layer, check_segment
+from kvsieve.kernels.checks import check_f32, check_kept, check_layer, check_segment
 from kvsieve.kernels.reference.attention import attend
 from kvsieve.kernels.reference.dense import (
     PackedWeight,
@@ -27,7 +27,7 @@ from kvsieve.kernels.reference.dense import (
 )
 from kvsieve.kernels.reference.pages import append
 from kvsieve.kernels.reference.segment_selection import count_pairs, select
-from kvsieve.types import F32
+from kvsieve.types import F32, I32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,13 +88,19 @@ def begin_step(segments: Sequence[Segment], cos: F32, sin: F32) -> Step:
     return Step(segments=tuple(segments), cos=cos, sin=sin, stats=stats)
 
 
-def run_layer(layer: Layer, index: int, hidden: F32, step: Step) -> list[AttentionTrace]:
+def run_layer(
+    layer: Layer, index: int, hidden: F32, step: Step, *, kept: I32 | None = None
+) -> list[AttentionTrace]:
     """Layer number `index` over all rows of a step; `hidden` f32 ``[T, W]`` changes in place.
+
+    `kept` are the rows that are needed afterwards, i32, ascending; None: all. The others take part
+    in the cache and in attention, and end as they were.
 
     Time for the cache's append counts as attention. Returns what each segment attended with.
     """
     shape, weights = layer.shape, layer.weights
     check_f32("run_layer", "hidden", hidden, (step.num_rows, shape.hidden_size))
+    check_kept(kept, num_rows=step.num_rows)
     clock = _Clock(step.stats)
 
     x = rms_norm(hidden, weights.attn_norm, eps=shape.rms_norm_eps)
@@ -134,15 +140,24 @@ def run_layer(layer: Layer, index: int, hidden: F32, step: Step) -> list[Attenti
         clock.charge("attention_ns")
         start = rows.stop
 
-    added = project(attended.reshape(len(x), -1), weights.o_proj)
-    hidden += _normed(added, weights.attn_post_norm, eps=shape.rms_norm_eps)
+    rows_kept = slice(None) if kept is None else kept
+    hidden[rows_kept] = _after_attention(layer, hidden[rows_kept], attended[rows_kept])
+    clock.charge("dense_ns")
+    return traces
+
+
+def _after_attention(layer: Layer, hidden: F32, attended: F32) -> F32:
+    """Output projection and MLP; hidden f32 ``[N, W]``, attended f32 ``[N, Hq, D]``."""
+    shape, weights = layer.shape, layer.weights
+    added = project(
+        attended.reshape(len(hidden), shape.num_q_heads * shape.head_dim), weights.o_proj
+    )
+    hidden = hidden + _normed(added, weights.attn_post_norm, eps=shape.rms_norm_eps)
     x = rms_norm(hidden, weights.ffn_norm, eps=shape.rms_norm_eps)
     activate = gelu_mul if shape.gate == "gelu" else silu_mul
     gated = activate(project(x, weights.gate_proj), project(x, weights.up_proj))
     added = project(gated, weights.down_proj)
-    hidden += _normed(added, weights.ffn_post_norm, eps=shape.rms_norm_eps)
-    clock.charge("dense_ns")
-    return traces
+    return hidden + _normed(added, weights.ffn_post_norm, eps=shape.rms_norm_eps)
 
 
 class _Clock:
