@@ -141,7 +141,8 @@ def run_layer(
         start = rows.stop
 
     rows_kept = slice(None) if kept is None else kept
-    hidden[rows_kept] = _after_attention(layer, hidden[rows_kept], attended[rows_kept])
+    if kept is None or len(kept):
+        hidden[rows_kept] = _after_attention(layer, hidden[rows_kept], attended[rows_kept])
     clock.charge("dense_ns")
     return traces
 
@@ -149,9 +150,7 @@ def run_layer(
 def _after_attention(layer: Layer, hidden: F32, attended: F32) -> F32:
     """Output projection and MLP; hidden f32 ``[N, W]``, attended f32 ``[N, Hq, D]``."""
     shape, weights = layer.shape, layer.weights
-    added = project(
-        attended.reshape(len(hidden), shape.num_q_heads * shape.head_dim), weights.o_proj
-    )
+    added = project(attended.reshape(len(hidden), -1), weights.o_proj)
     hidden = hidden + _normed(added, weights.attn_post_norm, eps=shape.rms_norm_eps)
     x = rms_norm(hidden, weights.ffn_norm, eps=shape.rms_norm_eps)
     activate = gelu_mul if shape.gate == "gelu" else silu_mul
