@@ -6,15 +6,19 @@ from kvsieve.attention.config import SparseAttention
 from kvsieve.integrations.paged.host import AttentionHost
 from kvsieve.integrations.paged.layer_rows import HostSettings
 from kvsieve.integrations.paged.recorder import Recorder
-from kvsieve.kernels.reference.backend import ReferenceBackend
+from kvsieve.kernels.backends import make_backend
 
 
 def host(
-    sparse: SparseAttention | None = None, *, cache_type: str = "f32", keep_masks: bool = False
+    sparse: SparseAttention | None = None,
+    *,
+    cache_type: str = "f32",
+    keep_masks: bool = False,
+    backend: str = "reference",
 ) -> AttentionHost:
-    """A host on the specification's kernels."""
+    """A host on the specification's kernels, or on the core's."""
     settings = HostSettings(
-        backend=ReferenceBackend(), sparse=sparse, cache_types=(cache_type, cache_type)
+        backend=make_backend(backend), sparse=sparse, cache_types=(cache_type, cache_type)
     )
     return AttentionHost(settings=settings, recorder=Recorder(sparse=sparse, keep_masks=keep_masks))
 

@@ -112,22 +112,18 @@ def test_without_a_known_prompt_one_token_is_decoded_and_several_are_a_prompt() 
 
 
 def test_the_exact_tail_counts_from_the_end_of_the_known_prompt() -> None:
-    """Real tokens: the row's prompt is 200 - 40 = 160, so its tiles from 32 on are exact."""
-    sparse = SparseAttention(k=2, dense_tail=128)
-    owner = host(sparse, keep_masks=True)
+    """Of 200 positions 160 are real tokens, so tiles from (160 - 32) // 32 = 4 on are exact."""
+    owner = host(SparseAttention(k=2, dense_tail=32), keep_masks=True)
     layer = layer_of(owner, 1)
-    real = np.ones((1, 136), np.bool_)
+    real = np.ones((1, 200), np.bool_)
     real[0, :40] = False
-    step(layer, tensors(0, 1, 136), real, prompt_len=200)
-    step(
-        layer,
-        tensors(5, 1, 64),
-        np.pad(real, ((0, 0), (0, 64)), constant_values=True),
-        prompt_len=200,
-    )
-    assert [read.mask.density for read in owner.recorder.masks] == [1.0, 1.0]
-    assert owner.recorder.report().attention.exact_because is not None
-    assert "exact tail of 128" in owner.recorder.report().attention.exact_because
+    step(layer, tensors(0, 1, 136), real[:, :136], prompt_len=200)
+    step(layer, tensors(5, 1, 64), real, prompt_len=200)
+    counts = [
+        [len(read.mask.blocks(0, tile)) for tile in range(read.mask.num_tiles)]
+        for read in owner.recorder.masks
+    ]
+    assert counts == [[1, 2, 2], [2, 5]]
 
 
 def test_a_row_of_padding_alone_reads_nothing() -> None:

@@ -36,11 +36,16 @@ def test_exact_attention_of_a_prompt_and_of_a_token(num_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("cache_type", ["f32", "f16", "q8_0", "q4_0"])
-def test_growing_changes_no_bit(cache_type: str) -> None:
-    """1,100 tokens outgrow the first room of 1,024: pages, index and importance move."""
+def test_growing_changes_no_bit(cache_type: str, backend: str) -> None:
+    """1,100 tokens outgrow the first room of 1,024: pages, index and importance move.
+
+    The specification reads keys from pages, the core from the index.
+    """
     sparse = SparseAttention(k=4, dense_tail=0)
     k, v, q = (states(seed, 1100, heads, 32) for seed, heads in ((0, 2), (1, 2), (2, 4)))
-    step, whole = (layer_rows(sparse=sparse, cache_type=cache_type) for _ in range(2))
+    step, whole = (
+        layer_rows(sparse=sparse, cache_type=cache_type, backend=backend) for _ in range(2)
+    )
     step.append(0, k[:1000], v[:1000])
     importance = attend(step, 0, q[968:1000], num_prompt=32)
     step.append(0, k[1000:], v[1000:])

