@@ -192,6 +192,31 @@ def test_masks_and_report(model: Any) -> None:
     assert cache.report().to_json()["density"]["decode"] < 1
 
 
+def test_layers_may_share_keys(model: Any) -> None:
+    """Some models let several layers read one layer's keys, each with its own queries."""
+    cache = KVSieveCache(model.config, sparse=SparseAttention(k=2, dense_tail=0), cache_type="f32")
+    layer = cache.layers[0]
+    keys, values = layer.update(states(100), states(100))
+    queries = torch.randn(2, 1, 4, 100, 32)
+    module = model.model.layers[0].self_attn
+    attention = transformers.AttentionInterface()["kvsieve"]
+    one, _ = attention(module, queries[0], keys, values, None)
+    importance = layer._opened.rows._caches[0].importance.copy()
+    other, _ = attention(module, queries[1], keys, values, None)
+    assert importance.any()
+    assert (layer._opened.rows._caches[0].importance == importance).all()
+    assert layer._opened.rows.num_tokens(0) == 100
+    again, _ = attention(module, queries[0], keys, values, None)
+    assert torch.equal(again, one)
+    assert not torch.equal(other, one)
+
+
+def test_a_written_prompt_is_not_kept_twice(model: Any) -> None:
+    cache = KVSieveCache(model.config)
+    logits(model, token_ids(1, 40), cache)
+    assert all(layer._pending.states is None for layer in cache.layers)
+
+
 def test_rows_for_the_kernels() -> None:
     rows = as_rows(torch.arange(24, dtype=torch.bfloat16).reshape(1, 2, 3, 4))
     assert rows.shape == (1, 3, 2, 4)

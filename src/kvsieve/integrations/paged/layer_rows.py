@@ -110,9 +110,10 @@ class LayerRows:
 
     def pick(self, rows: list[int]) -> None:
         """Let the batch be these rows, in this order; one that is named twice is copied."""
-        wanted = self._caches
-        capacity = max(cache.max_tokens for cache in wanted)
-        self._caches = self._copied([wanted[row] for row in rows], capacity)
+        if rows == list(range(self.num_rows)):
+            return
+        capacity = max(cache.max_tokens for cache in self._caches)
+        self._caches = self._copied([self._caches[row] for row in rows], capacity)
 
     # -- reading -----------------------------------------------------------------------------
     def attend(

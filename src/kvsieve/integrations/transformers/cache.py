@@ -117,9 +117,10 @@ class NewRows:
     """Keys and values on their way from `PagedLayer.update` to the attention function."""
 
     layer: "PagedLayer"
-    keys: torch.Tensor
-    values: torch.Tensor
-    written: bool = False
+    num_rows: int
+    q_len: int
+    states: tuple[torch.Tensor, torch.Tensor] | None
+    """None once they are in pages: a long prompt's would stay until the next step."""
 
 
 class PagedLayer(CacheLayerMixin):
@@ -177,9 +178,10 @@ class PagedLayer(CacheLayerMixin):
                 f"{expected}, got {(num_rows, num_kv_heads, head_dim)}"
             )
         self._num_positions += q_len
-        self._pending = NewRows(layer=self, keys=key_states, values=value_states)
+        new = NewRows(layer=self, num_rows=num_rows, q_len=q_len, states=(key_states, value_states))
+        self._pending = new
         shape = (num_rows, num_kv_heads, self._num_positions, head_dim)
-        return _closed(self._pending, shape), _closed(self._pending, shape)
+        return _closed(new, shape, key_states.dtype), _closed(new, shape, value_states.dtype)
 
     def get_seq_length(self) -> int:
         return self._num_positions
@@ -237,19 +239,19 @@ class PagedLayer(CacheLayerMixin):
 
         Layers that share one layer's keys read them again under their own queries.
         """
-        batch, q_len = self._opened, new.keys.shape[2]
-        if q.shape[:2] != (new.keys.shape[0], q_len):
+        batch, q_len, states = self._opened, new.q_len, new.states
+        if q.shape[:2] != (new.num_rows, q_len):
             raise ShapeError(
-                f"[kvsieve attention] query: expected {new.keys.shape[0]} rows of {q_len} tokens "
-                f"as the keys have, got {q.shape[:2]}"
+                f"[kvsieve attention] query: expected {new.num_rows} rows of {q_len} tokens as "
+                f"the keys have, got {q.shape[:2]}"
             )
         past = batch.real[:, : self._num_positions - q_len]
         masks = read_mask(mask, past=past, q_len=q_len)
-        first = not new.written
-        if first:
-            batch.append(as_rows(new.keys), as_rows(new.values), masks)
-            new.written = True
-        return batch.attend(q, masks, prompt_len=self.prompt_len, scale=scale, record=first)
+        if states is not None:
+            batch.append(as_rows(states[0]), as_rows(states[1]), masks)
+            new.states = None
+        record = states is not None  # of several readers one adds to the importance
+        return batch.attend(q, masks, prompt_len=self.prompt_len, scale=scale, record=record)
 
     @property
     def _opened(self) -> BatchLayer:
@@ -258,7 +260,7 @@ class PagedLayer(CacheLayerMixin):
         return self._batch
 
     def _check_settled(self) -> None:
-        if self._pending is not None and not self._pending.written:
+        if self._pending is not None and self._pending.states is not None:
             raise ConfigError(
                 f"[KVSieveCache] layer {self.index}: expected kvsieve's attention to read the "
                 "last step's keys, which it never did: use attn_implementation='kvsieve', and a "
@@ -293,9 +295,9 @@ def as_rows(states: torch.Tensor) -> F32:
     return array
 
 
-def _closed(new: NewRows, shape: tuple[int, ...]) -> ClosedStates:
+def _closed(new: NewRows, shape: tuple[int, ...], dtype: torch.dtype) -> ClosedStates:
     states: ClosedStates
-    states = torch.empty(shape, dtype=new.keys.dtype, device="meta").as_subclass(ClosedStates)
+    states = torch.empty(shape, dtype=dtype, device="meta").as_subclass(ClosedStates)
     states.new = new
     return states
 
