@@ -16,7 +16,7 @@ from transformers.masking_utils import (  # noqa: E402
 import kvsieve.transformers as kt  # noqa: E402
 from kvsieve.errors import ConfigError, KvsieveError, ShapeError  # noqa: E402
 from kvsieve.integrations.transformers.attention import kvsieve_mask  # noqa: E402
-from tests.integrations.transformers.tiny import SHAPE, llama, token_ids  # noqa: E402
+from tests.integrations.transformers.tiny import CACHE, SHAPE, llama, token_ids  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -97,20 +97,20 @@ def test_another_cache_is_correct_and_says_that_it_is_slow(model: Any, exactly: 
     ids = token_ids(1, 70)
     with torch.no_grad(), kt.sparse(model, k=2, dense_tail=0, cache_type="f32") as run:
         cache = DynamicCache(config=model.config)
-        model(ids[:, :69], cache=cache)
+        model(ids[:, :69], **{CACHE: cache})
         with pytest.warns(UserWarning, match="pages were built anew for every call"):
-            got = model(ids[:, 69:], cache=cache).logits
+            got = model(ids[:, 69:], **{CACHE: cache}).logits
         ours = run.new_cache(prompt_len=69)
-        model(ids[:, :69], cache=ours)
+        model(ids[:, :69], **{CACHE: ours})
     assert got.shape == (1, 1, SHAPE["vocab_size"])
     report = run.report()
     assert any("without importance" in note for note in report.notes)
     assert report.attention.mode == "sparse"
     with torch.no_grad(), kt.exact(model, cache_type="f32"):
         cache = DynamicCache(config=model.config)
-        model(ids[:, :69], cache=cache)
+        model(ids[:, :69], **{CACHE: cache})
         with pytest.warns(UserWarning, match="built anew"):
-            got = model(ids[:, 69:], cache=cache).logits
+            got = model(ids[:, 69:], **{CACHE: cache}).logits
         expected = exactly(ids).logits[:, -1:]
     assert (got - expected).abs().max() < 1e-4
 
@@ -120,7 +120,7 @@ def test_a_static_cache_is_left_to_transformers(model: Any, exactly: Any) -> Non
     with torch.no_grad():
         with kt.sparse(model, k=1, dense_tail=0) as run:
             cache = StaticCache(config=model.config, max_cache_len=64)
-            got = model(ids, cache=cache).logits
+            got = model(ids, **{CACHE: cache}).logits
         expected = exactly(ids).logits
     assert (got - expected).abs().max() < 1e-5
     assert "another cache" in run.report().host_layers[0]
@@ -196,6 +196,6 @@ def test_what_no_kernel_computes_is_refused(model: Any, name: str) -> None:
 def test_padding_that_moves_is_refused(model: Any) -> None:
     cache = kt.KVSieveCache(model.config)
     with torch.no_grad():
-        model(token_ids(1, 4), attention_mask=torch.tensor([[0, 1, 1, 1]]), cache=cache)
+        model(token_ids(1, 4), attention_mask=torch.tensor([[0, 1, 1, 1]]), **{CACHE: cache})
         with pytest.raises(ConfigError, match="the same padding among earlier tokens"):
-            model(token_ids(1, 1), cache=cache)
+            model(token_ids(1, 1), **{CACHE: cache})

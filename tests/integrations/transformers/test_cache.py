@@ -16,7 +16,7 @@ from kvsieve.integrations.transformers.cache import (  # noqa: E402
     PagedLayer,
     as_rows,
 )
-from tests.integrations.transformers.tiny import gemma3, llama, token_ids  # noqa: E402
+from tests.integrations.transformers.tiny import CACHE, gemma3, llama, token_ids  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def states(q_len: int, *, num_rows: int = 1, head_dim: int = 32) -> Any:
 
 def logits(model: Any, ids: Any, cache: Any) -> Any:
     with torch.no_grad():
-        return model(ids, cache=cache).logits
+        return model(ids, **{CACHE: cache}).logits
 
 
 def test_layers_follow_the_config() -> None:
@@ -178,15 +178,15 @@ def test_a_copied_prompt_can_be_continued_twice(model: Any) -> None:
     logits(model, ids[:, :96], cold)
     for _ in range(2):
         warm = deepcopy(prefix)
-        out = model.generate(ids, cache=warm, max_new_tokens=4, do_sample=False)
+        out = model.generate(ids, **{CACHE: warm}, max_new_tokens=4, do_sample=False)
         assert warm.get_seq_length() == 123
-    assert torch.equal(out, model.generate(ids, cache=cold, max_new_tokens=4, do_sample=False))
+    assert torch.equal(out, model.generate(ids, **{CACHE: cold}, max_new_tokens=4, do_sample=False))
     assert prefix.get_seq_length() == 96
 
 
 def test_masks_and_report(model: Any) -> None:
     cache = KVSieveCache(model.config, sparse=SparseAttention(k=2, dense_tail=0), keep_masks=True)
-    model.generate(token_ids(1, 130), cache=cache, max_new_tokens=3, do_sample=False)
+    model.generate(token_ids(1, 130), **{CACHE: cache}, max_new_tokens=3, do_sample=False)
     assert [read.phase for read in cache.masks] == ["prefill"] * 3 + ["decode"] * 6
     assert cache.report().attention.mode == "sparse"
     assert cache.report().to_json()["density"]["decode"] < 1

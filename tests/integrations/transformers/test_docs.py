@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="make test-transformers installs it"
 pytest.importorskip("transformers", reason="make test-transformers installs it")
 
 from tests.contract.project import ROOT, code_blocks  # noqa: E402
-from tests.integrations.transformers.tiny import llama, token_ids  # noqa: E402
+from tests.integrations.transformers.tiny import CACHE, llama, token_ids  # noqa: E402
 
 PAGE = ROOT / "docs" / "transformers.md"
 
@@ -25,5 +25,5 @@ def test_the_snippets_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     first, second = (code for _, code in code_blocks(PAGE, "python"))
     exec(compile(first.replace(", max_new_tokens=64", ""), str(PAGE), "exec"), names)
     assert capsys.readouterr().out.startswith("sparse 0.")
-    exec(compile(second, str(PAGE), "exec"), names)
+    exec(compile(second.replace("cache=cache", f"{CACHE}=cache"), str(PAGE), "exec"), names)
     assert capsys.readouterr().out.startswith("{'mode': 'sparse', 'selector': 'probe'")

@@ -10,7 +10,7 @@ pytest.importorskip("transformers", reason="make test-transformers installs it")
 
 import kvsieve.transformers as kt  # noqa: E402
 from kvsieve import SparseAttention  # noqa: E402
-from tests.integrations.transformers.tiny import attention_under, llama, token_ids  # noqa: E402
+from tests.integrations.transformers.tiny import CACHE, attention_under, llama, token_ids  # noqa: E402
 
 PROMPT, NEW = 150, 6
 
@@ -42,9 +42,9 @@ def forward(model: Any, batch: dict[str, Any], *, cache: Any = None, steps: bool
                 batch["ids"][:, at:end],
                 attention_mask=batch["real"][:, :end],
                 position_ids=batch["positions"][:, at:end],
-                cache=cache,
+                **{CACHE: cache},
             )
-            cache, at = out.cache, end
+            cache, at = out[CACHE], end
             logits.append(out.logits)
     return torch.cat(logits, dim=1)
 
@@ -103,7 +103,7 @@ def test_a_row_is_what_it_is_alone(model: Any, batch: dict[str, Any]) -> None:
         out = model(ids[:, : PROMPT - 37])
         logits = [out.logits]
         for t in range(PROMPT - 37, PROMPT - 37 + NEW):
-            logits.append(model(ids[:, t : t + 1], cache=out.cache).logits)
+            logits.append(model(ids[:, t : t + 1], **{CACHE: out[CACHE]}).logits)
     assert (torch.cat(logits, dim=1)[0] - both[1, 37:]).abs().max() < 1e-4
     masks = [read.mask for read in together.masks if read.row == 1]
     assert masks == [read.mask for read in alone.masks]
@@ -158,7 +158,7 @@ def test_a_prompt_in_pieces(model: Any, chunk: int) -> None:
         whole = model(ids).logits
         cache, pieces = run.new_cache(prompt_len=130), []
         for at in range(0, 130, chunk):
-            pieces.append(model(ids[:, at : at + chunk], cache=cache).logits)
+            pieces.append(model(ids[:, at : at + chunk], **{CACHE: cache}).logits)
     assert (torch.cat(pieces, dim=1) - whole).abs().max() < 1e-4
 
 

@@ -11,6 +11,7 @@ pytest.importorskip("transformers", reason="make test-transformers installs it")
 import kvsieve.transformers as kt  # noqa: E402
 from kvsieve import SparseAttention  # noqa: E402
 from tests.integrations.transformers.tiny import (  # noqa: E402
+    CACHE,
     attention_under,
     qwen3_vl,
     with_image,
@@ -102,7 +103,7 @@ def test_loaded_by_name(model: Any, prompt: dict[str, Any]) -> None:
     named.load_state_dict(model.state_dict())
     assert named.model.visual.config._attn_implementation == "kvsieve"
     cache = kt.KVSieveCache(named.config, cache_type="f32")
-    got = generated(named, prompt, cache=cache)
+    got = generated(named, prompt, **{CACHE: cache})
     expected = generated(model, prompt)
     assert torch.equal(got.sequences, expected.sequences)
     assert cache.report().attention.prefill.queries == LENGTH * 3 * 2

@@ -12,7 +12,7 @@ from transformers import DynamicCache, T5Config, T5ForConditionalGeneration  # n
 import kvsieve.transformers as kt  # noqa: E402
 from kvsieve import SparseAttention  # noqa: E402
 from kvsieve.errors import ConfigError  # noqa: E402
-from tests.integrations.transformers.tiny import llama, qwen3_vl, token_ids  # noqa: E402
+from tests.integrations.transformers.tiny import CACHE, llama, qwen3_vl, token_ids  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +85,10 @@ def test_a_conversation_goes_on_in_one_cache(model: Any) -> None:
     ids = token_ids(1, 100)
     with kt.sparse(model, k=2, dense_tail=0, keep_masks=True) as run:
         first = model.generate(ids, max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
-        assert isinstance(first.cache, kt.KVSieveCache)
+        assert isinstance(first[CACHE], kt.KVSieveCache)
         longer = torch.cat([first.sequences, token_ids(1, 40, seed=5)], dim=1)
         before = len(run.masks)
-        model.generate(longer, cache=first.cache, max_new_tokens=3, do_sample=False)
+        model.generate(longer, **{CACHE: first[CACHE]}, max_new_tokens=3, do_sample=False)
     new = [(read.phase, read.mask.q_len, read.mask.kv_len) for read in run.masks[before::3]]
     assert new == [("prefill", 41, 144), ("decode", 1, 145), ("decode", 1, 146)]
 
@@ -109,7 +109,7 @@ def test_everything_is_given_back(model: Any) -> None:
         with pytest.raises(ZeroDivisionError):
             fail_inside(kt.sparse(model, k=1), model)
         assert torch.equal(model(ids).logits, expected)
-        assert isinstance(model(ids).cache, DynamicCache)
+        assert isinstance(model(ids)[CACHE], DynamicCache)
     assert model.config._attn_implementation == "sdpa"
     assert model.__dict__ == before
     assert {name: set(module.__dict__) for name, module in model.named_modules()} == modules
@@ -135,7 +135,7 @@ def test_runs_may_be_nested_and_repeated(model: Any) -> None:
 def test_a_cache_of_the_users_own_counts_for_itself(model: Any) -> None:
     with torch.no_grad(), kt.sparse(model, k=2) as run:
         cache = kt.KVSieveCache(model.config)
-        model.generate(token_ids(1, 40), cache=cache, max_new_tokens=2)
+        model.generate(token_ids(1, 40), **{CACHE: cache}, max_new_tokens=2)
     assert run.report().attention.blocks_read == 0
     assert cache.report().attention.blocks_read > 0
     assert cache.prompt_len == 40

@@ -1,5 +1,6 @@
 """Tiny random models of Transformers, and attention in float64 under recorded masks."""
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,13 @@ from transformers import (
 from transformers.masking_utils import sdpa_mask
 
 from kvsieve.integrations.paged.recorder import ReadBlocks
+
+CACHE = next(
+    name
+    for name in ("cache", "past_key_values")
+    if name in inspect.signature(LlamaForCausalLM.forward).parameters
+)
+"""What the installed release calls the cache, as an argument and in what a model returns."""
 
 VOCAB = 120
 SHAPE = {
