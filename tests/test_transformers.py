@@ -38,6 +38,19 @@ def test_a_missing_package_is_named_with_its_extra(use: str) -> None:
         )
 
 
+def test_an_old_release_is_refused() -> None:
+    script = (
+        "import sys; from types import SimpleNamespace as Module; "
+        "sys.modules |= {'torch': Module(__version__='2.6'), "
+        "'transformers': Module(__version__='4.57.6')}\n"
+        "try: import kvsieve.transformers\nexcept ImportError as error: print(error)"
+    )
+    assert python(script) == (
+        "[kvsieve.transformers] transformers: expected 5.4 or newer "
+        "(pip install 'kvsieve[transformers]'), got 4.57.6"
+    )
+
+
 def test_the_package_itself_imports_neither() -> None:
     script = (
         "import sys, kvsieve; kvsieve.LLM, kvsieve.attend; import kvsieve.cli.app; "

@@ -37,8 +37,9 @@ def test_layers_follow_the_config() -> None:
     cache = KVSieveCache(gemma3(window=40).config)
     assert [type(layer) is PagedLayer for layer in cache.layers] == [False, False, True]
     assert cache.is_sliding == [True, True, False]
-    assert cache.is_croppable
-    assert not cache.is_compileable
+    (paged,) = cache.paged
+    assert paged.is_croppable
+    assert not paged.is_compileable
 
 
 def test_lengths(model: Any) -> None:
@@ -47,8 +48,8 @@ def test_lengths(model: Any) -> None:
     logits(model, token_ids(2, 40), cache)
     assert cache.get_seq_length() == 40
     assert cache.get_mask_sizes(3, 0) == (43, 0)
-    assert cache.get_max_length() == -1
-    assert cache.batch_size == 2
+    assert cache.layers[0].get_max_length() == cache.layers[0].get_max_cache_shape() == -1
+    assert cache.layers[0].batch_size == 2
     assert cache.is_initialized
     cache.reset()
     assert (cache.get_seq_length(), cache.num_bytes) == (0, 0)
@@ -164,7 +165,7 @@ def test_rows_are_picked_repeated_and_reordered(model: Any) -> None:
         other = deepcopy(cache)
         act(other)
         assert (logits(model, more[rows], other) - expected[rows]).abs().max() < 1e-5
-        assert other.batch_size == len(rows)
+        assert other.layers[2].batch_size == len(rows)
     assert torch.equal(logits(model, more, cache), expected)
 
 

@@ -43,7 +43,7 @@ SHAPE = {
     "max_position_embeddings": 4096,
     "pad_token_id": 0,
     "bos_token_id": 1,
-    "eos_token_id": None,
+    "eos_token_id": 119,
 }
 
 IMAGE, VIDEO, VISION_START, VISION_END = 115, 116, 117, 118
