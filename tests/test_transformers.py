@@ -33,7 +33,7 @@ def test_a_missing_package_is_named_with_its_extra(use: str) -> None:
     for kind in ("kvsieve.errors.KvsieveError", "ImportError"):
         script = f"{WITHOUT}import kvsieve.errors\ntry: {use}\nexcept {kind} as error: print(error)"
         assert python(script).startswith(
-            "[kvsieve.transformers] torch, transformers: expected both to be installed "
+            "[kvsieve.transformers] packages: expected torch and transformers 5.4 or newer "
             "(pip install 'kvsieve[transformers]'), got "
         )
 
@@ -46,8 +46,8 @@ def test_an_old_release_is_refused() -> None:
         "try: import kvsieve.transformers\nexcept ImportError as error: print(error)"
     )
     assert python(script) == (
-        "[kvsieve.transformers] transformers: expected 5.4 or newer "
-        "(pip install 'kvsieve[transformers]'), got 4.57.6"
+        "[kvsieve.transformers] packages: expected torch and transformers 5.4 or newer "
+        "(pip install 'kvsieve[transformers]'), got transformers 4.57.6"
     )
 
 

@@ -15,16 +15,13 @@ OLDEST = (5, 4)
 try:
     for _package in ("torch", "transformers"):
         _version = import_module(_package).__version__
+    if tuple(map(int, _version.split(".")[:2])) < OLDEST:
+        raise ImportError(f"transformers {_version}")
 except ImportError as error:
     raise MissingPackageError(
-        "[kvsieve.transformers] torch, transformers: expected both to be installed "
-        f"(pip install 'kvsieve[transformers]'), got {error}"
+        "[kvsieve.transformers] packages: expected torch and transformers "
+        f"{OLDEST[0]}.{OLDEST[1]} or newer (pip install 'kvsieve[transformers]'), got {error}"
     ) from error
-if tuple(map(int, _version.split(".")[:2])) < OLDEST:
-    raise MissingPackageError(
-        f"[kvsieve.transformers] transformers: expected {OLDEST[0]}.{OLDEST[1]} or newer "
-        f"(pip install 'kvsieve[transformers]'), got {_version}"
-    )
 
 from kvsieve.integrations.paged.recorder import HostReport, ReadBlocks
 from kvsieve.integrations.transformers.attention import register
