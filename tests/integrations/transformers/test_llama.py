@@ -150,6 +150,16 @@ def test_groups_of_query_heads(num_q_heads: int, num_kv_heads: int) -> None:
     assert (got - expected).abs().max() < 1e-4
 
 
+def test_threads_change_no_bit(model: Any) -> None:
+    """BAT-01: repeats, and more threads than there are heads or cores."""
+    ids = token_ids(1, 130)
+    results = []
+    for threads in (1, 1, 2, 3, 7):
+        with kt.sparse(model, k=2, dense_tail=0, threads=threads), torch.no_grad():
+            results.append(model(ids).logits)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
 @pytest.mark.parametrize("chunk", [1, 31, 32, 33, 64, 130])
 def test_a_prompt_in_pieces(model: Any, chunk: int) -> None:
     """ATT-07: any chunking, and a start that is no multiple of 32, gives the same logits."""

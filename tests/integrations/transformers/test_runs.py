@@ -141,6 +141,17 @@ def test_a_cache_of_the_users_own_counts_for_itself(model: Any) -> None:
     assert cache.prompt_len == 40
 
 
+def test_a_model_without_a_head(model: Any) -> None:
+    """It has no `generate`; a call of it is served all the same."""
+    ids = token_ids(1, 100)
+    with torch.no_grad(), kt.exact(model.model, cache_type="f32") as run:
+        got = model.model(ids).last_hidden_state
+    with torch.no_grad():
+        expected = model.model(ids).last_hidden_state
+    assert (got - expected).abs().max() < 1e-4
+    assert run.report().attention.prefill.queries == 100 * 3 * 2
+
+
 def test_only_the_decoder_is_taken_over() -> None:
     model = qwen3_vl()
     with kt.exact(model):

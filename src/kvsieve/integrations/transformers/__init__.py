@@ -9,18 +9,15 @@ from importlib import import_module
 
 from kvsieve.errors import MissingPackageError
 
-OLDEST = (5, 4)
-"""The first release of Transformers that the tests have run with."""
-
 try:
     for _package in ("torch", "transformers"):
         _version = import_module(_package).__version__
-    if tuple(map(int, _version.split(".")[:2])) < OLDEST:
+    if tuple(map(int, _version.split(".")[:2])) < (5, 4):  # the oldest that the tests ran with
         raise ImportError(f"transformers {_version}")
 except ImportError as error:
     raise MissingPackageError(
-        "[kvsieve.transformers] packages: expected torch and transformers "
-        f"{OLDEST[0]}.{OLDEST[1]} or newer (pip install 'kvsieve[transformers]'), got {error}"
+        "[kvsieve.transformers] packages: expected torch and transformers 5.4 or newer "
+        f"(pip install 'kvsieve[transformers]'), got {error}"
     ) from error
 
 from kvsieve.integrations.paged.recorder import HostReport, ReadBlocks
