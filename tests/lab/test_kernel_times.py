@@ -81,6 +81,9 @@ def test_the_fastest_step_counts_and_steady_cells_are_left_alone() -> None:
     assert bench.calls.count("exact") == 30
     assert bench.calls.count("sparse") == 40
     assert rounds == list(range(40))
+    assert not time.settled
+    (time,) = measure(Scripted(exact=steady, sparse=steady), [100], rounds=40)
+    assert time.settled
 
 
 def test_ratio() -> None:

@@ -17,6 +17,7 @@ def test_one_head_at_32768_tokens_with_a_scanned_index() -> None:
     assert (exact.attention_flop, exact.cache_bytes) == (16_777_216, 16 * 2**20)
     assert (sparse.attention_flop, sparse.cache_bytes) == (524_288, 512 * 2**10)
     assert sparse.index_bytes == 2**20
+    assert sparse.selection_flop == 2 * 16 * 32768
     assert (exact.selection_flop, exact.index_bytes, exact.selection_bytes) == (0, 0, 0)
     assert exact.total_bytes == exact.cache_bytes
 

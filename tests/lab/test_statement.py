@@ -1,5 +1,7 @@
 """What the lines say: the numbers of the lesson, exact beside sparse."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvsieve.attention.config import SparseAttention
@@ -127,3 +129,8 @@ def test_measured_beside_predicted() -> None:
     assert lines[2].endswith("5.0 (always the same bytes)")
     # 2,000 tokens at 1 us each over 25 us, against 2,500 measured.
     assert lines[6].split() == ["2,000", "2,500", "5", "20", "100.00x", "80.00x", "-20%"]
+    assert not any("busy" in line for line in lines)
+    busy = replace(result, measured=(replace(at(2000, 2500), settled=False),))
+    assert "  the machine is busy: the fastest steps do not agree at 2,000 tokens" in (
+        measured_lines(busy)
+    )

@@ -49,11 +49,15 @@ class KernelTime:
 
 @dataclass(frozen=True, kw_only=True)
 class ContextTime:
-    """The fastest step of each arm at one context."""
+    """The fastest step of each arm at one context.
+
+    ``settled``: several steps were as fast; otherwise other programs may have held up all of them.
+    """
 
     n_tokens: int
     exact: KernelTime
     sparse: KernelTime
+    settled: bool = True
 
     @property
     def speedup_ratio(self) -> float:
@@ -133,7 +137,12 @@ def measure(
             if not _settled(steps):
                 steps.append(arms[arm](n))
     return [
-        ContextTime(n_tokens=n, exact=_fastest(cells[n, 0]), sparse=_fastest(cells[n, 1]))
+        ContextTime(
+            n_tokens=n,
+            exact=_fastest(cells[n, 0]),
+            sparse=_fastest(cells[n, 1]),
+            settled=_settled(cells[n, 0]) and _settled(cells[n, 1]),
+        )
         for n in contexts
     ]
 

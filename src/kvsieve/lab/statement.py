@@ -137,6 +137,13 @@ def measured_lines(result: Measured) -> list[str]:
                 f"{off:+.0%}",
             )
         )
+    unsettled = [t for t in (*result.calibration, *result.measured) if not t.settled]
+    if unsettled:
+        lines.append(
+            "  the machine is busy: the fastest steps do not agree at "
+            + ", ".join(f"{time.n_tokens:,}" for time in unsettled)
+            + " tokens"
+        )
     lines += ["", f"Sparse takes less time from {_context(model.break_even_tokens)} on (predicted)"]
     return lines
 
