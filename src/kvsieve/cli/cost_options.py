@@ -116,7 +116,6 @@ class PlanOptions:
         str | None,
         option(
             "--context",
-            "-n",
             panel=_PLAN,
             metavar="N,N,...",
             show_default=f"{DEFAULT_CONTEXT}; with --measure {MEASURED_CONTEXTS}",
