@@ -15,6 +15,7 @@ from kvsieve.lab.reading import (
     first_sparse_tokens,
     rule_prompt,
     rule_token,
+    scored_blocks,
 )
 from kvsieve.lab.shape import ModelShape
 
@@ -103,6 +104,27 @@ def test_each_list_loads_its_own_blocks_and_index() -> None:
     assert head.index_bytes == 9 * 128 * 8 * 68
     assert group.selection_bytes == 3 * (128 * 8 + 32 * 4)
     assert group.scored_keys == head.scored_keys == 128 * 8
+
+
+@pytest.mark.parametrize(
+    ("n", "coarse", "fine"),
+    [
+        (8192, 0, 256),  # 16 super-blocks are all candidates
+        (8193 + 31, 257, 15 * 16 + 1),  # the 17th holds one full block
+        (32768, 1024, 256),
+        (32768 + 5, 1024, 257),  # and the open one
+    ],
+)
+def test_two_levels_of_even(n: int, coarse: int, fine: int) -> None:
+    q8 = ModelShape(head_dim=64, num_q_heads=3)
+    sparse = SparseAttention(selector="even", share="group")
+    reading = rule_token(q8, Rule(sparse=sparse), n_tokens=n)
+    assert scored_blocks(Rule(sparse=sparse), n_tokens=n) == (coarse, fine)
+    assert reading.scored_keys == 2 * coarse + 8 * fine
+    assert reading.index_bytes == 68 * (2 * coarse + 8 * fine)
+    one_level = SparseAttention(selector="probe", share="group")
+    assert scored_blocks(Rule(sparse=one_level), n_tokens=n) == (0, -(-n // 32))
+    assert scored_blocks(Rule(sparse=SparseAttention(k=512, selector="even")), n_tokens=n)[0] == 0
 
 
 def test_probe_reads_importance_and_with_one_place_loses_the_last_block() -> None:

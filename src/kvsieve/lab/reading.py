@@ -8,6 +8,11 @@ from kvsieve.attention.config import SelectorName, SparseAttention
 from kvsieve.engine.plan import selector_index, sparse_plan
 from kvsieve.errors import ConfigError
 from kvsieve.kernels.layout import LANES
+from kvsieve.kernels.reference.two_levels import (
+    SUPER_BLOCK,
+    coarse_positions,
+    num_candidates,
+)
 from kvsieve.lab.shape import ModelShape
 from kvsieve.types import BLOCK_SIZE
 
@@ -61,11 +66,16 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreCost:
-    """What the score of one selection block takes, per query head and per list."""
+    """What the score of one selection block takes, per query head and per list.
+
+    ``coarse_keys`` and ``coarse_bytes``: on the first of two levels, where the selector has two.
+    """
 
     keys: int
     dims: int
     load_bytes: int
+    coarse_keys: int = 0
+    coarse_bytes: int = 0
 
     @classmethod
     def of(cls, rule: Rule, shape: ModelShape) -> "ScoreCost":
@@ -76,13 +86,34 @@ class ScoreCost:
         size = sparse.block_size
         if rule.scan_dims is not None:
             return cls(keys=size, dims=rule.scan_dims, load_bytes=size * rule.scan_dims * 2)
+        coarse = coarse_positions(1, block_size=size, num_probes=sparse.num_probes)[0]
         index = selector_index(sparse, layout)
         if index is not None:
             load_bytes = index.record_bytes // LANES
-            return cls(keys=index.entries, dims=shape.head_dim, load_bytes=load_bytes)
+            return cls(
+                keys=index.entries,
+                dims=shape.head_dim,
+                load_bytes=load_bytes,
+                coarse_keys=len(coarse),
+                coarse_bytes=len(coarse) * load_bytes // index.entries,
+            )
         step = max(1, size // sparse.num_probes)
         pages = len({position // BLOCK_SIZE for position in range(0, size, step)})
-        return cls(keys=pages * BLOCK_SIZE, dims=shape.head_dim, load_bytes=pages * layout.v_offset)
+        coarse_pages = len({int(position) // BLOCK_SIZE for position in coarse})
+        return cls(
+            keys=pages * BLOCK_SIZE,
+            dims=shape.head_dim,
+            load_bytes=pages * layout.v_offset,
+            coarse_keys=coarse_pages * BLOCK_SIZE,
+            coarse_bytes=coarse_pages * layout.v_offset,
+        )
+
+    def of_blocks(self, coarse: int, fine: int) -> tuple[int, int]:
+        """Keys scored and bytes loaded for so many blocks on the first level and the second."""
+        return (
+            coarse * self.coarse_keys + fine * self.keys,
+            coarse * self.coarse_bytes + fine * self.load_bytes,
+        )
 
 
 def exact_token(shape: ModelShape, *, n_tokens: int) -> Reading:
@@ -119,13 +150,13 @@ def rule_token(shape: ModelShape, rule: Rule, *, n_tokens: int) -> Reading:
     chosen = (sparse.k - 1) * size + (open_tokens if keeps_last else size)
     read = min(n_tokens, chosen + window)
     lists = shape.num_kv_heads if sparse.share == "group" else shape.num_q_heads
-    cost = ScoreCost.of(rule, shape)
+    keys, load_bytes = ScoreCost.of(rule, shape).of_blocks(*scored_blocks(rule, n_tokens=n_tokens))
     importance = rule.scan_dims is None and sparse.uses_importance
     return Reading(
         pairs=read,
         loaded_tokens=lists * read,
-        scored_keys=num_blocks * cost.keys,
-        index_bytes=lists * num_blocks * cost.load_bytes,
+        scored_keys=keys,
+        index_bytes=lists * load_bytes,
         selection_bytes=lists * 4 * (2 * num_blocks + sparse.k)
         + (8 * n_tokens if importance else 0),
     )
@@ -161,6 +192,25 @@ def rule_prompt(shape: ModelShape, rule: Rule, *, n_tokens: int) -> Reading:
         index_bytes=shape.num_kv_heads * index,
         selection_bytes=shape.num_kv_heads * selection,
     )
+
+
+def scored_blocks(rule: Rule, *, n_tokens: int) -> tuple[int, int]:
+    """Blocks that a decoded token scores coarsely and finely (docs/selection.md, section 4).
+
+    All N blocks finely; with selector ``even`` and more super-blocks than candidates, all full ones
+    coarsely, then those of the candidates and the open one finely.
+    """
+    sparse = rule.sparse
+    if sparse is None:
+        return 0, 0
+    full, open_tokens = divmod(n_tokens, sparse.block_size)
+    num_blocks, candidates = full + (open_tokens > 0), num_candidates(sparse.k)
+    has_two_levels = sparse.selector == "even" and rule.scan_dims is None
+    if not has_two_levels or -(-full // SUPER_BLOCK) <= candidates:
+        return 0, num_blocks
+    # The last super-block is always a candidate, and may not be full.
+    missing = -full % SUPER_BLOCK
+    return full, candidates * SUPER_BLOCK - missing + (open_tokens > 0)
 
 
 def first_sparse_tokens(sparse: SparseAttention) -> int:

@@ -2,7 +2,7 @@
 
 from kvsieve.lab.ledger import BreakEven, Costs, Ledger
 from kvsieve.lab.prediction import KernelCost, Measured
-from kvsieve.lab.reading import Rule, ScoreCost, first_sparse_tokens
+from kvsieve.lab.reading import Rule, ScoreCost, first_sparse_tokens, scored_blocks
 from kvsieve.lab.shape import ModelShape
 from kvsieve.lab.speedup import PartTimes, Rest
 from kvsieve.lab.units import shown_bytes, shown_count, shown_ratio
@@ -161,20 +161,31 @@ def _rule_formulas(shape: ModelShape, rule: Rule, n: int) -> list[str]:
     size, k = sparse.block_size, sparse.k
     blocks = -(-n // size)
     cost = ScoreCost.of(rule, shape)
+    coarse, fine = scored_blocks(rule, n_tokens=n)
+    keys, load_bytes = cost.of_blocks(coarse, fine)
     lists, each = shape.num_q_heads, "Hq"
     if sparse.share == "group":
         lists, each = shape.num_kv_heads, "Hkv"
     lines += [
         f"  pairs, chosen     (k - 1) S + n - S (N - 1) = {k - 1} x {size} + "
         f"{n - size * (blocks - 1)}",
-        f"  FLOP, selection   2 dims x keys per block x N x Hq L = 2 x {cost.dims} x {cost.keys} "
-        f"x {blocks:,} x {shape.num_q_heads} x {shape.num_layers}",
+        f"  blocks scored     {_scored_words(coarse, fine, cost)}",
+        f"  FLOP, selection   2 dims x keys scored x Hq L = 2 x {cost.dims} x {keys:,} "
+        f"x {shape.num_q_heads} x {shape.num_layers}",
         f"  lists of blocks   {each} = {lists}, each loads its own blocks and its own index",
-        f"  bytes, index      {each} N x {cost.load_bytes} bytes per block x L",
+        f"  bytes, index      {each} L x what was scored = {lists} x {shape.num_layers} x "
+        f"{load_bytes:,}",
         f"  bytes, selection  4 {each} (2 N + k) L: scores written and read, the list"
         + ("; 8 n L of importance" if sparse.uses_importance and not rule.scan_dims else ""),
     ]
     return lines
+
+
+def _scored_words(coarse: int, fine: int, cost: ScoreCost) -> str:
+    words = f"{fine:,} by {cost.keys} keys ({cost.load_bytes:,} bytes) each"
+    if coarse:
+        words += f", after all {coarse:,} by {cost.coarse_keys} ({cost.coarse_bytes:,} bytes)"
+    return words
 
 
 def _head(shape: ModelShape, rule: Rule, n: int) -> list[str]:
