@@ -1,7 +1,7 @@
 """Chat templates: the Jinja program that a model file carries, and the ids of what it renders."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from kvsieve.engine.template_sandbox import CompiledTemplate
 from kvsieve.engine.tokenizer import Tokenizer
@@ -9,6 +9,20 @@ from kvsieve.errors import ConfigError, TemplateError
 
 _SHIELDS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
 """Noncharacters, which Unicode keeps out of text that is exchanged."""
+
+
+class Renderer(Protocol):
+    """What turns a conversation into text: a `ChatTemplate`, or one in another process."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Text of a conversation; see `ChatTemplate.render`."""
 
 
 class ChatTemplate:
@@ -37,18 +51,27 @@ class ChatTemplate:
         )
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        extra: Mapping[str, Any] | None = None,
     ) -> str:
         """Text of a conversation, up to where the assistant answers if `add_generation_prompt`.
+
+        tools  functions the model may call, each as OpenAI's object ``{"type": "function", ...}``
+        extra  more variables that the template may look at; they replace none of the others
 
         TemplateError if the messages have no roles, or the template fails or refuses them.
         """
         _check_messages(messages)
         values = {
+            **(extra or {}),
             **self._specials,
             "messages": [dict(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
-            "tools": None,
+            "tools": None if tools is None else list(tools),
             "documents": None,
         }
         return self._compiled.render(values)
@@ -69,26 +92,28 @@ def encode_chat(tokenizer: Tokenizer, text: str, *, shield: str = "") -> list[in
 
 def encode_messages(
     tokenizer: Tokenizer,
-    template: ChatTemplate,
+    template: Renderer,
     messages: Sequence[Mapping[str, Any]],
     *,
     add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    extra: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Ids of a conversation, in which only the template writes control tokens.
 
-    ``<|im_end|>`` in a message is encoded as the plain characters it is made of, so that nobody
-    can end a turn, or begin one as someone else, by what they say.
+    ``<|im_end|>`` in a message or a tool is encoded as the plain characters it is made of, so that
+    nobody can end a turn, or begin one as someone else, by what they say.
     """
-    said = list(_strings(list(messages)))
+    given = {"messages": list(messages), "tools": tools, "extra": dict(extra or {})}
+    said = list(_strings(given))
     shield = next((one for one in _SHIELDS if not any(one in text for text in said)), None)
     if shield is None:
         raise ConfigError(
             "[encode_messages] messages: expected text without the noncharacters U+FDD0 to U+FDEF, "
             "got all of them"
         )
-    texts = tokenizer.control_texts
-    shielded = [_shielded(message, shield=shield, texts=texts) for message in messages]
-    text = template.render(shielded, add_generation_prompt=add_generation_prompt)
+    shielded = _shielded(given, shield=shield, texts=tokenizer.control_texts)
+    text = template.render(**shielded, add_generation_prompt=add_generation_prompt)
     return encode_chat(tokenizer, text, shield=shield)
 
 

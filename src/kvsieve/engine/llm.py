@@ -26,6 +26,7 @@ from kvsieve.errors import CapacityError, ConfigError, TemplateError
 from kvsieve.kernels.backends import BackendName, make_backend
 from kvsieve.kernels.layout import PageLayout
 from kvsieve.models.config import ModelConfig
+from kvsieve.models.gguf import GgufFile
 from kvsieve.types import CACHE_TYPES, F32, CacheType
 from kvsieve.version import __version__
 
@@ -108,6 +109,11 @@ class LLM:
     def tokenizer(self) -> AnyTokenizer:
         """Text to token ids and back; a `NoVocabulary` where the file has no texts."""
         return self._loaded.tokenizer
+
+    @property
+    def file(self) -> GgufFile:
+        """The model file: its metadata, the list of its tensors."""
+        return self._loaded.file
 
     @property
     def config(self) -> ModelConfig:
