@@ -1,0 +1,102 @@
+"""What every request passes before an endpoint sees it: keys, origins, paths, request ids."""
+
+import hmac
+import secrets
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvsieve.server.errors import ApiError
+
+OPEN_PATHS = frozenset({"/health", "/v1/health"})
+"""Answered without a key: whoever restarts a server that hangs has none."""
+
+_METHODS = "GET, HEAD, POST, OPTIONS"
+
+
+class RequestIds:
+    """Gives every reply the header ``x-request-id``, which OpenAI's clients show with errors."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = f"req_{secrets.token_hex(12)}"
+            await send(message)
+
+        await self._app(scope, receive, named if scope["type"] == "http" else send)
+
+
+class Gate:
+    """Refuses requests without a valid key and those that foreign web pages made.
+
+    A browser sends requests of any page to any server, this machine's own among them, and says
+    where the page comes from in the header Origin. Unless that is this server itself or one of
+    `origins`, the request is refused; hiding the reply, which is all that browsers do, would be
+    too late.
+    """
+
+    def __init__(self, app: ASGIApp, *, api_keys: Sequence[str], origins: Sequence[str]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in api_keys]
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer it with an error."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"]
+        if path != "/" and path.endswith("/"):
+            path = path.rstrip("/") or "/"
+            scope = {**scope, "path": path, "raw_path": path.encode()}
+        headers = Headers(scope=scope)
+        error = self._refusal(headers, path, scope["method"])
+        if error is not None:
+            await error.response()(scope, receive, send)
+        elif scope["method"] == "OPTIONS":
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 204,
+                    "headers": [(b"allow", _METHODS.encode())],
+                }
+            )
+            await send({"type": "http.response.body", "body": b""})
+        else:
+            await self._app(scope, receive, send)
+
+    def _refusal(self, headers: Headers, path: str, method: str) -> ApiError | None:
+        origin = headers.get("origin")
+        if origin is not None and not self._allows(origin, headers.get("host", "")):
+            return ApiError(
+                403,
+                f"Origin: expected a page that --cors-origins allows, got {origin[:100]}",
+            )
+        # Keys travel with requests, not with the questions browsers ask before them.
+        if not self._keys or path in OPEN_PATHS or method == "OPTIONS":
+            return None
+        if self._knows(headers):
+            return None
+        return ApiError(
+            401,
+            "Authorization: expected Bearer and a valid API key, got "
+            + ("another" if "authorization" in headers or "x-api-key" in headers else "none"),
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+    def _allows(self, origin: str, host: str) -> bool:
+        own = origin.partition("://")[2]
+        return bool(self._origins & {"*", origin}) or (own != "" and own == host)
+
+    def _knows(self, headers: Headers) -> bool:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        # Every key is compared, and each comparison takes the same time however much is right.
+        found = [hmac.compare_digest(given.encode("latin-1"), key) for key in self._keys]
+        return any(found)
