@@ -82,7 +82,7 @@ def test_help_teaches_with_examples(run: Run, command: list[str]) -> None:
         (["bench", "--attn", "exact", "--sparse-attn"], ["--attn", "--sparse-attn"]),
         (["eval", "passkey", "--lengths", "-5"], ["--lengths", "-5"]),
         (["eval", "passkey", "--depths", "1.5"], ["--depths", "1.5"]),
-        (["eval", "recall"], ["recall"]),
+        (["eval", "no-such-test"], ["no-such-test"]),
     ],
 )
 def test_bad_use_is_one_line_and_code_2(run: Run, arguments: list[str], named: list[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from kvsieve.cli.bench import bench
-from kvsieve.cli.calibrate import calibrate
+from kvsieve.cli.chat import chat
 from kvsieve.cli.cost import cost
 from kvsieve.cli.demo import demo
 from kvsieve.cli.evals.measures import divergence, perplexity, recall
@@ -17,6 +17,7 @@ from kvsieve.cli.evals.sweep import report, sweep
 from kvsieve.cli.generate import generate
 from kvsieve.cli.info import info
 from kvsieve.cli.lab import lab
+from kvsieve.cli.serve import serve
 from kvsieve.errors import KvsieveError
 from kvsieve.version import __version__
 
@@ -70,6 +71,8 @@ def _program(
     Start here:
       kvsieve demo                      exact beside sparse attention
       kvsieve generate -p "Once upon"   continue a prompt
+      kvsieve chat                      talk with a model
+      kvsieve serve                     answer OpenAI's clients over HTTP
       kvsieve COMMAND --help            every option, with examples
 
     Environment: KVSIEVE_ISA forces an instruction set (see kvsieve info);
@@ -84,7 +87,7 @@ def _evals(context: typer.Context) -> None:
     _help_if_alone(context)
 
 
-for command in (generate, bench, calibrate, info, demo, lab, cost):
+for command in (generate, chat, serve, bench, info, demo, lab, cost):
     app.command()(command)
 for command in (passkey, kv, vartrack, copy, recall, divergence, perplexity, sweep, report):
     evals.command()(command)

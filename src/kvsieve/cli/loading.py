@@ -3,6 +3,7 @@
 import os
 from typing import TYPE_CHECKING, cast
 
+from kvsieve.attention.config import SparseAttention
 from kvsieve.cli.options import ModelOptions
 from kvsieve.cli.progress import StatusBar
 
@@ -16,13 +17,16 @@ def forced_isa(options: ModelOptions) -> str | None:
     return (os.environ.get("KVSIEVE_ISA") or None) if options.backend == "native" else None
 
 
-def open_model(options: ModelOptions, *, bar: StatusBar) -> "LLM":
-    """Load the model that the options name."""
+def open_model(
+    options: ModelOptions, *, bar: StatusBar, sparse: SparseAttention | None = None
+) -> "LLM":
+    """Load the model that the options name; `sparse` is how its memory is counted."""
     from kvsieve.engine.llm import LLM
 
     bar.begin(f"loading {options.model}")
     return LLM(
         options.model,
+        sparse=sparse,
         cache_type=options.cache_types,
         threads=options.threads,
         ctx_size=options.ctx_size or None,
