@@ -45,8 +45,12 @@ class Runner:
             phase.add(stats, counted, queries=queries)
         if logits is None:
             return [None] * len(counts), stats
-        parts = np.split(logits, np.cumsum(counts)[:-1])
-        return [part if len(part) else None for part in parts], stats
+        parts: list[F32 | None] = []
+        first = 0
+        for count in counts:
+            parts.append(logits[first : first + count] if count else None)
+            first += count
+        return parts, stats
 
 
 def _segment(step: SequenceStep) -> Segment:
