@@ -189,14 +189,20 @@ void Engine::gated_units(Worker& worker, const Layer& layer, const Activations& 
                          const Activations& gated) {
   const int inner = layer.shape.intermediate_size, panels = layer.gate->panels();
   const auto gate = layer.shape.gelu ? kernels_.gelu_mul : kernels_.silu_mul;
+  constexpr int kWidth = kStretch * kPanel;
+  float* gates = gates_[worker.id()].data();
+  float* ups = gates + static_cast<size_t>(rows) * kWidth;
   worker.share((panels + kStretch - 1) / kStretch, 1, [&](int64_t stretch) {
     const int begin = static_cast<int>(stretch) * kStretch;
     const int end = begin + kStretch < panels ? begin + kStretch : panels;
-    kernels_.project(layer.gate->view(), x, rows, begin, end, gate_.data(), inner, false);
-    kernels_.project(layer.up->view(), x, rows, begin, end, up_.data(), inner, false);
+    // Only this stretch's columns are kept, one after the other: some 100 KiB for 512 rows.
+    kernels_.project(layer.gate->view(), x, rows, begin, end, gates - begin * kPanel, kWidth,
+                     false);
+    kernels_.project(layer.up->view(), x, rows, begin, end, ups - begin * kPanel, kWidth, false);
     for (int row = 0; row < rows; row++) {
-      const size_t at = static_cast<size_t>(row) * inner + begin * kPanel;
-      gate(gate_.data() + at, up_.data() + at, (end - begin) * kPanel, gated.values + at);
+      const size_t from = static_cast<size_t>(row) * kWidth;
+      gate(gates + from, ups + from, (end - begin) * kPanel,
+           gated.values + static_cast<size_t>(row) * inner + begin * kPanel);
       quantize(gated, row, begin * kPanel / kGroup, end * kPanel / kGroup);
     }
   });
@@ -233,8 +239,7 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step,
   q_.reserve(static_cast<size_t>(rows) * q_width);
   k_.reserve(static_cast<size_t>(rows) * kv_width);
   v_.reserve(static_cast<size_t>(rows) * kv_width);
-  gate_.reserve(static_cast<size_t>(rows) * inner);
-  up_.reserve(static_cast<size_t>(rows) * inner);
+  for (Buffer<float>& gates : gates_) gates.reserve(size_t{2} * rows * kStretch * kPanel);
   if (layer.attn_post_norm || layer.ffn_post_norm)
     residual_.reserve(static_cast<size_t>(rows) * width);
   if (kept) {

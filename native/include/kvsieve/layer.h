@@ -51,7 +51,8 @@ class Engine {
         team_(threads),
         selection_(kernels, threads),
         attention_(kernels, threads),
-        own_(threads) {}
+        own_(threads),
+        gates_(threads) {}
 
   // hidden [rows][hidden_size] is updated in place. False if NaN or infinity appeared on the way.
   // With `kept` (ascending), only these rows are: no more is computed than they need, and the
@@ -143,7 +144,8 @@ class Engine {
   FoldedQueries queries_;
   ActivationBuffer input_, attended_, gated_;
   std::vector<ActivationBuffer> own_;  // per thread: a few rows
-  Buffer<float> q_, k_, v_, gate_, up_, residual_, kept_, kept_heads_;
+  std::vector<Buffer<float>> gates_;   // per thread: gates and ups of one stretch of panels
+  Buffer<float> q_, k_, v_, residual_, kept_, kept_heads_;
   std::atomic<bool> non_finite_{false};
 };
 
