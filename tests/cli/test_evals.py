@@ -29,7 +29,7 @@ def test_measures_of_a_text(
     assert [row["setting"] for row in rows] == settings
     for row in rows:
         assert figures < set(row)
-        assert row["text"].startswith("pydoc_topics:")
+        assert row["text"].startswith("natural:")
         assert row["density"] < 1
     ran = on_tiny("eval", command, "--lengths", "250", *options, "-o", "json")
     assert (ran.code, json.loads(ran.out or "[]")) == (2, [])

@@ -21,7 +21,7 @@ def test_natural_text_names_the_hash_of_what_this_python_carries() -> None:
     tokenizer = WordTokenizer()
     one = passage(tokenizer, "natural", 400)
     text = "\n\n".join(topics[name] for name in sorted(topics))
-    assert one.source == f"pydoc_topics:{sha256(text.encode()).hexdigest()[:12]}:0"
+    assert one.source == f"natural:{sha256(text.encode()).hexdigest()[:12]}:0"
     assert len(one.token_ids) == 400
     words = re.findall(r"\w+", tokenizer.text(one.token_ids))
     assert words[:8] == re.findall(r"\w+", text)[:8]

@@ -20,7 +20,7 @@ SMALL = {
     "depths": [0.5],
     "positions": 4,
     "queries": 4,
-    "texts": ["templated"],
+    "texts": ["natural"],
 }
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from kvsieve.cli.bench import bench
+from kvsieve.cli.calibrate import calibrate
 from kvsieve.cli.chat import chat
 from kvsieve.cli.cost import cost
 from kvsieve.cli.demo import demo
@@ -87,7 +88,7 @@ def _evals(context: typer.Context) -> None:
     _help_if_alone(context)
 
 
-for command in (generate, chat, serve, bench, info, demo, lab, cost):
+for command in (generate, chat, serve, bench, calibrate, info, demo, lab, cost):
     app.command()(command)
 for command in (passkey, kv, vartrack, copy, recall, divergence, perplexity, sweep, report):
     evals.command()(command)

@@ -5,6 +5,7 @@ the layers that it names exact.
 """
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -97,6 +98,12 @@ class Profile:
                 f"got {list(profile.exact_layers)}"
             )
         return profile
+
+
+def check_writable(path: Path) -> None:
+    """Raise ConfigError now if the profile could not be written after all the work."""
+    if not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"[calibrate] --out: expected a file that can be written, got {path}")
 
 
 def profile_path(model: Path) -> Path:

@@ -202,7 +202,7 @@ def passage(tokenizer: Encoder, kind: str, length: int, *, seed: int = 0) -> Pas
             f"[passage] length: expected at most {len(token_ids)} tokens (all of the natural "
             f"text), got {length}"
         )
-    return Passage(token_ids=token_ids, source=f"pydoc_topics:{digest}:{seed}")
+    return Passage(token_ids=token_ids, source=f"natural:{digest}:{seed}")
 
 
 def filler_sentence(random: Random) -> str:
