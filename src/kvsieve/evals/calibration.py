@@ -1,7 +1,6 @@
 """Which layers of a model lose too much when it reads only some blocks, and a file that says so.
 
-A profile belongs to one model file: it lies beside it and carries its fingerprint. Later runs leave
-the layers that it names exact.
+A profile belongs to one model file: it lies beside it and carries its fingerprint.
 """
 
 import json
