@@ -288,3 +288,11 @@ def test_building_from_a_real_vocabulary_is_quick() -> None:
     Tokenizer.from_metadata(metadata)
     # 0.11 s on an idle machine; the bound is for a busy one.
     assert time.perf_counter() - start < 2
+
+
+def test_long_texts_are_cut_like_short_ones() -> None:
+    """Beyond some thousand characters another call is made, which lets other threads run."""
+    tokenizer = smollm2_tokenizer()
+    line = "The 3rd ship's log: 1234 entries\n"
+    one = tokenizer.encode(line)
+    assert tokenizer.encode(line * 300) == one * 300

@@ -20,6 +20,10 @@ _NO_TOKEN = "\0no token"
 It holds a character that is not in the byte alphabet: no text can become it."""
 
 
+_LONG_TEXT = 4096
+"""Characters from which cutting takes long enough (some ms) to be missed by other threads."""
+
+
 class Tokenizer:
     """Encodes and decodes text for one model. Immutable; safe to share between threads."""
 
@@ -129,7 +133,11 @@ class Tokenizer:
         return self._vocabulary.tokens[self._vocabulary.check_id(token_id)]
 
     def _merge(self, text: str) -> list[int]:
-        found = self._merger.encode(text, add_special_tokens=False).ids
+        if len(text) < _LONG_TEXT:
+            found = self._merger.encode(text, add_special_tokens=False).ids
+        else:
+            # The call for several texts lets other threads run meanwhile; that for one does not.
+            found = self._merger.encode_batch([text], add_special_tokens=False)[0].ids
         missing = self.vocab_size
         return (
             [token_id for token_id in found if token_id != missing] if missing in found else found
