@@ -93,6 +93,30 @@ def test_messages_write_no_control_tokens(live: Live, service: FakeService) -> N
     assert (ids.count(1), ids.count(2)) == (2, 1)
 
 
+def test_text_that_cannot_fit_is_not_cut_into_tokens(
+    live: Live, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokens would be more than the context holds if each were the longest there is."""
+
+    def encode(*_: object, **__: object) -> list[int]:
+        raise AssertionError("a text was tokenized that cannot fit")
+
+    monkeypatch.setattr(type(service.tokenizer), "encode", encode)
+    text = "x" * 20_000
+    for path, body in (
+        (COMPLETION, {"prompt": text}),
+        (COMPLETION, {"prompt": ["a" * 20_000]}),
+        (CHAT, {"messages": [{"role": "user", "content": text}]}),
+    ):
+        error = error_of(post(live, path, body))
+        assert error["type"] == "exceed_context_size_error"
+        # "<|endoftext|>" is the longest token of this vocabulary.
+        assert error["n_prompt_tokens"] == -(-20_000 // len("<|endoftext|>"))
+        assert error["n_ctx"] == 512
+    long = {"content": "x" * 1_000_001}
+    assert error_of(post(live, "/tokenize", long))["param"] == "content"
+
+
 def test_every_shield_taken_is_a_client_error(live: Live) -> None:
     content = "".join(map(chr, range(0xFDD0, 0xFDF0)))
     error_of(post(live, CHAT, {"messages": [{"role": "user", "content": content}]}))

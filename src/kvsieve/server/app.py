@@ -12,7 +12,7 @@ from kvsieve.server.config import ServerConfig
 from kvsieve.server.context import Context
 from kvsieve.server.errors import ApiError
 from kvsieve.server.gate import Gate, RequestIds
-from kvsieve.server.prompts import PromptReader
+from kvsieve.server.prompts import PromptReader, longest_token
 from kvsieve.server.served import Served
 from kvsieve.version import __version__
 
@@ -37,6 +37,7 @@ def create_app(served: Served, config: ServerConfig) -> FastAPI:
         template=served.template,
         ctx_size=served.ctx_size,
         limits=config.limits,
+        longest_token=longest_token(served.tokenizer),
     )
     # FastAPI remembers endpoints for as long as the process lives, so they hold no model.
     app.state.context = Context(served=served, config=config, reader=reader)

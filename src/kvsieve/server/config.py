@@ -22,6 +22,7 @@ class RequestLimits:
     tools          functions that a model may be offered
     top_logprobs   alternatives listed per token
     logit_biases   entries of `logit_bias`
+    tokenize_chars  characters of a text that is only tokenized; a prompt's follow from the context
     read_s         seconds in which a request must have arrived
     """
 
@@ -35,6 +36,7 @@ class RequestLimits:
     tools: int = 128
     top_logprobs: int = 20
     logit_biases: int = 1024
+    tokenize_chars: int = 1_000_000
     read_s: float = 60.0
 
     def __post_init__(self) -> None:

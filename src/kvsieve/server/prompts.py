@@ -1,7 +1,7 @@
 """From the prompts of a request to token ids."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,18 +28,22 @@ class Conversation:
 class PromptReader:
     """Turns text, ids and conversations into ids that fit in the context. Runs in threads.
 
-    template  None where the model file has none
+    template       None where the model file has none
+    longest_token  characters that one token can stand for: a longer text has more tokens, so what
+                   cannot fit is refused before time is spent on cutting it
     """
 
     tokenizer: AnyTokenizer
     template: Renderer | None
     ctx_size: int
     limits: RequestLimits
+    longest_token: int
 
     async def conversation(self, conversation: Conversation) -> Ids:
         """Ids of a conversation in the model's own format."""
         if isinstance(self.tokenizer, NoVocabulary):
             raise self.tokenizer.error("messages", got="a conversation")
+        self._check_length(str(message.get("content")) for message in conversation.messages)
         ids = await asyncio.to_thread(
             encode_messages, self.tokenizer, self._template(), **vars(conversation)
         )
@@ -75,6 +79,7 @@ class PromptReader:
         parts = prompt if isinstance(prompt, list) else [prompt]
         if not parts:
             raise invalid("prompt", expected="at least one token id", got=[])
+        self._check_length(part for part in parts if isinstance(part, str))
         ids: list[int] = []
         for place, part in enumerate(parts):
             if isinstance(part, str):
@@ -99,10 +104,21 @@ class PromptReader:
             ids = [self.tokenizer.bos_id]
         return self._fitting(ids)
 
+    def _check_length(self, texts: Iterable[str]) -> None:
+        least = -(-sum(map(len, texts)) // self.longest_token)
+        if least > self.ctx_size:
+            raise context_exceeded(prompt_tokens=least, ctx_size=self.ctx_size)
+
     def _fitting(self, ids: Sequence[int]) -> Ids:
         if len(ids) > self.ctx_size:
             raise context_exceeded(prompt_tokens=len(ids), ctx_size=self.ctx_size)
         return tuple(ids)
+
+
+def longest_token(tokenizer: AnyTokenizer) -> int:
+    """Most characters that a token of this vocabulary stands for, at least 1."""
+    ids = range(tokenizer.vocab_size)
+    return max(1, *(len(tokenizer.token_bytes(one, special=True)) for one in ids))
 
 
 def _is_id(part: object) -> bool:

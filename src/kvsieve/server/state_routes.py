@@ -2,8 +2,9 @@
 
 import asyncio
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
@@ -17,12 +18,24 @@ from kvsieve.server.protocol import SlotFileRequest
 from kvsieve.server.served import Served
 from kvsieve.version import __version__
 
-_READ = ["GET", "HEAD"]
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 """Names of slot files: no folders, no hidden files, nothing a shell or a path would read."""
 
 
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
 router = APIRouter(route_class=BoundedRoute)
+
+
+def _readable(path: str) -> Callable[[Endpoint], Endpoint]:
+    """Register an endpoint for GET, and for HEAD, of which the OpenAPI document says nothing."""
+
+    def register(endpoint: Endpoint) -> Endpoint:
+        router.add_api_route(path, endpoint, methods=["GET"])
+        router.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
+        return endpoint
+
+    return register
 
 
 def model_name(served: Served, config: ServerConfig) -> str:
@@ -30,20 +43,20 @@ def model_name(served: Served, config: ServerConfig) -> str:
     return config.alias or Path(served.file_name).stem
 
 
-@router.api_route("/health", methods=_READ)
+@_readable("/health")
 async def health() -> dict[str, str]:
     """Whether the server answers; needs no key."""
     return {"status": "ok"}
 
 
-@router.api_route("/models", methods=_READ)
+@_readable("/models")
 async def models(request: Request) -> dict[str, Any]:
     """The one model that is served."""
     context = context_of(request)
     return {"object": "list", "data": [_model(context.served, context.config)]}
 
 
-@router.api_route("/models/{model_id:path}", methods=_READ)
+@_readable("/models/{model_id:path}")
 async def model(model_id: str, request: Request) -> dict[str, Any]:
     """The model, if this is its name."""
     context = context_of(request)
@@ -53,14 +66,14 @@ async def model(model_id: str, request: Request) -> dict[str, Any]:
     return _model(context.served, context.config)
 
 
-@router.api_route("/props", methods=_READ)
+@_readable("/props")
 async def props(request: Request) -> dict[str, Any]:
     """How the server was started."""
     context = context_of(request)
     return _props(context.served, context.config)
 
 
-@router.api_route("/metrics", methods=_READ)
+@_readable("/metrics")
 async def metrics(request: Request) -> Response:
     """Counts in Prometheus' format."""
     context = context_of(request)
@@ -70,7 +83,7 @@ async def metrics(request: Request) -> Response:
     return Response(exposition(context.served.service, model=name), media_type=CONTENT_TYPE)
 
 
-@router.api_route("/slots", methods=_READ)
+@_readable("/slots")
 async def slots(request: Request, fail_on_no_slot: int | None = None) -> list[dict[str, Any]]:
     """What runs in each slot; nobody's text."""
     context = context_of(request)

@@ -20,7 +20,10 @@ router = APIRouter(route_class=BoundedRoute)
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, list[Any]]:
     """Token ids of a text, with their bytes if `with_pieces`."""
-    served = context_of(request).served
+    context = context_of(request)
+    served, most = context.served, context.config.limits.tokenize_chars
+    if len(body.content) > most:
+        raise invalid("content", expected=f"at most {most} characters", got=len(body.content))
     try:
         ids = await asyncio.to_thread(
             served.tokenizer.encode,
