@@ -14,7 +14,8 @@ SOURCE = ROOT / "src"
 
 FENCES = {
     "gguf": "kvsieve.models.weights",
-    "tokenizers": "kvsieve.engine.tokenizer",
+    "tokenizers": "kvsieve.engine.bpe",
+    "huggingface_hub": "kvsieve.engine.hub",
     "jinja2": "kvsieve.engine.template_sandbox",
     "llguidance": "kvsieve.engine.constraint",
     "psutil": "kvsieve.engine.memory",

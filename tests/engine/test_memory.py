@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -7,35 +8,58 @@ from kvsieve.engine.memory import (
     available_memory,
     cgroup_room,
     check_memory,
-    packed_bytes,
+    weights_bytes,
 )
 from kvsieve.errors import CapacityError
-from kvsieve.models.gguf import TensorInfo
+from kvsieve.models.model_file import open_model_file, read_config
+from tests.checkpoints import write_folder
+from tests.tiny_model import write_tiny_gguf
 
 MIB = 2**20
 
 
-def tensor(name: str, ggml_type: str, *shape: int) -> TensorInfo:
-    return TensorInfo(name=name, shape=shape, ggml_type=ggml_type, offset=0, nbytes=0)
+def bytes_of(path: Path, mode: str = "auto") -> int:
+    file = open_model_file(path)
+    return weights_bytes(file.tensors, read_config(file), mode)  # type: ignore[arg-type]
+
+
+# A layer of the tiny model: 7 matrices of 24,576 + 6,144 values, 2 norms; then the last norm.
+MATRICES = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64)
+VECTORS = 4 * (2 * 2 * 64 + 64)
+TABLE = 288 * 64
 
 
 @pytest.mark.parametrize(
-    ("ggml_type", "per_32"),
-    [("Q4_0", 18), ("Q4_1", 20), ("Q8_0", 34), ("F32", 34), ("BF16", 34), ("Q6_K", 34)],
+    ("kind", "mode", "layer_bits", "table_bits"),
+    [
+        ("Q4_0", "auto", 4.5, 4.5),
+        ("Q4_1", "auto", 5, 5),
+        ("Q8_0", "auto", 8.5, 8.5),
+        ("F32", "auto", 8.5, 8.5),
+        ("BF16", "q8", 8.5, 8.5),
+        ("BF16", "q4", 4.5, 8.5),
+        ("Q4_1", "q4", 5, 5),
+        ("Q4_0", "q8", 8.5, 8.5),
+        ("Q8_0", "f32", 32, 32),
+    ],
 )
-def test_packed_bytes_of_a_matrix(ggml_type: str, per_32: int):
-    tensors = [tensor("blk.0.attn_q.weight", ggml_type, 64, 96)]
-    assert packed_bytes(tensors, tied=True) == 64 * 96 // 32 * per_32
+def test_packed_bytes(tmp_path: Path, kind: Any, mode: str, layer_bits: float, table_bits: float):
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", weight_type=kind)
+    want = MATRICES * layer_bits / 8 + TABLE * table_bits / 8 + VECTORS
+    assert bytes_of(path, mode) == want
 
 
-def test_vectors_stay_f32():
-    assert packed_bytes([tensor("output_norm.weight", "F32", 576)], tied=True) == 4 * 576
+def test_the_embedding_is_packed_only_as_the_output_matrix(tmp_path: Path):
+    tied = write_tiny_gguf(tmp_path / "tied.gguf", weight_type="Q8_0")
+    own = write_tiny_gguf(tmp_path / "own.gguf", weight_type="Q8_0", tie=False)
+    assert bytes_of(tied) == bytes_of(own)
 
 
-def test_the_embedding_is_packed_only_as_the_output_matrix():
-    tensors = [tensor("token_embd.weight", "Q8_0", 320, 64)]
-    assert packed_bytes(tensors, tied=True) == 320 * 2 * 34
-    assert packed_bytes(tensors, tied=False) == 0
+def test_a_folder_that_has_both_counts_one(tmp_path: Path):
+    folder = write_folder(tmp_path / "folder", "llama")
+    untied = bytes_of(folder)
+    tied = write_folder(tmp_path / "tied", "llama", changes={"tie_word_embeddings": True})
+    assert bytes_of(tied) == untied
 
 
 def need(weights: int, cache: int) -> MemoryNeed:

@@ -1,12 +1,23 @@
+import json
+import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvsieve.attention.config import SparseAttention
 from kvsieve.engine import model_loader
+from kvsieve.engine.llm import LLM
+from kvsieve.engine.memory import weights_bytes
 from kvsieve.engine.model_loader import load_model, resolve_model
+from kvsieve.engine.no_vocabulary import NoVocabulary
 from kvsieve.errors import CapacityError, ConfigError, ModelFileError
+from kvsieve.kernels.native import NativeBackend
+from kvsieve.models.model_file import open_model_file, read_config
+from tests.checkpoints import CONFIGS, write_folder
 from tests.tiny_model import write_tiny_gguf
 
 
@@ -104,3 +115,119 @@ def test_a_damaged_file_is_refused(tiny: Path, tmp_path: Path):
 def test_a_head_size_the_cache_type_cannot_hold(tiny: Path):
     with pytest.raises(ConfigError, match="head_dim: expected a multiple of 32 for a q4_0 cache"):
         load(tiny, cache_types=("q4_0", "q4_0"))
+
+
+# -- folders, and how weights are packed ---------------------------------------------------------
+
+
+def loaded(path: Path, **options: Any) -> Any:
+    defaults = {"cache_types": ("f32", "f32"), "ctx_size": None, "prefill_chunk": 512}
+    backend = NativeBackend(threads=1)
+    return load_model(path, backend=backend, **{**defaults, **options})
+
+
+def test_a_folder_is_a_model(tmp_path: Path):
+    model = loaded(write_folder(tmp_path / "tiny-vl", "qwen3-vl"))
+    assert (model.config.architecture, model.config.name) == ("qwen3vl", "tiny-vl")
+    assert isinstance(model.tokenizer, NoVocabulary)
+    assert model.chat_template is None
+    assert model.notes == ("text only: 2 tensors of the image tower are left out",)
+
+
+def test_loading_tells_how_far_it_is(tmp_path: Path):
+    told: list[tuple[int, int]] = []
+    for path in (write_folder(tmp_path / "f", "llama"), write_tiny_gguf(tmp_path / "t.gguf")):
+        told.clear()
+        loaded(path, on_progress=lambda done, total: told.append((done, total)))
+        assert len({total for _, total in told}) == 1
+        assert [done for done, _ in told] == sorted(done for done, _ in told)
+        assert told[-1][0] == told[-1][1] >= 2 * 9
+
+
+@pytest.mark.parametrize(
+    ("weights", "least", "most"), [("q8", 0.005, 0.04), ("q4", 0.06, 0.4), ("auto", 0.005, 0.04)]
+)
+def test_weights_are_packed_as_asked(tmp_path: Path, weights: str, least: float, most: float):
+    path = write_folder(tmp_path / "f", "llama")
+    ids = list(range(32))
+    with LLM(path, weights="f32", cache_type="f32") as llm:
+        want = llm.logits(ids)
+    with LLM(path, weights=weights, cache_type="f32") as llm:  # type: ignore[arg-type]
+        got = llm.logits(ids)
+    off = float(np.linalg.norm(got - want) / np.linalg.norm(want))
+    assert least < off < most
+
+
+def test_an_unknown_kind_of_weights(tiny: Path):
+    with pytest.raises(ConfigError, match=r"\[LLM\] weights: expected one of auto, q4, q8, f32, g"):
+        load(tiny, weights="q5")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells the peak")
+@pytest.mark.parametrize("weights", ["q8", "q4"])
+def test_loading_takes_little_more_memory_than_the_result(tmp_path: Path, weights: str):
+    """A BF16 model of 100 million values, most in one embedding, in a process of its own."""
+    folder = tmp_path / "large"
+    write_large_folder(folder)
+    script = f"""
+import sys
+from pathlib import Path
+from kvsieve.engine.model_loader import load_model
+from kvsieve.kernels.native import NativeBackend
+def peak(field):
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    return int(status[field].split()[0]) * 1024
+before = peak("VmRSS")
+model = load_model(Path({str(folder)!r}), backend=NativeBackend(threads=1), ctx_size=64,
+                   cache_types=("f32", "f32"), prefill_chunk=32, weights={weights!r})
+print(peak("VmHWM") - before, model.file.file_bytes)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    taken, file_bytes = map(int, run.stdout.split())
+    file = open_model_file(folder)
+    result = weights_bytes(file.tensors, read_config(file), weights)  # type: ignore[arg-type]
+    assert 0.4 * file_bytes < result < 0.54 * file_bytes
+    assert taken < 1.3 * result
+
+
+def write_large_folder(folder: Path) -> None:
+    hidden, ffn, vocab = 1024, 2816, 60_000
+    config = CONFIGS["llama"] | {
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "vocab_size": vocab,
+        "tie_word_embeddings": True,
+    }
+    shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+    for layer in range(4):
+        prefix = f"model.layers.{layer}."
+        for name, shape in {
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+            "self_attn.q_proj": (hidden, hidden),
+            "self_attn.k_proj": (hidden // 4, hidden),
+            "self_attn.v_proj": (hidden // 4, hidden),
+            "self_attn.o_proj": (hidden, hidden),
+            "mlp.gate_proj": (ffn, hidden),
+            "mlp.up_proj": (ffn, hidden),
+            "mlp.down_proj": (hidden, ffn),
+        }.items():
+            shapes[f"{prefix}{name}.weight"] = shape
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    entries, offset = {}, 0
+    for name, shape in shapes.items():
+        end = offset + 2 * math.prod(shape)
+        entries[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    header = json.dumps(entries).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        rng = np.random.default_rng(0)
+        for shape in shapes.values():  # bytes of small finite numbers
+            values = rng.integers(0x3C00, 0x3D00, math.prod(shape), dtype=np.uint16)
+            file.write(values.tobytes())

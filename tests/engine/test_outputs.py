@@ -49,6 +49,7 @@ SPARSE = AttentionReport(
     prefill=BlockReads(attended=300, causal=400, queries=10),
     decode=BlockReads(attended=60, causal=250, queries=2),
     exact_because=None,
+    sparse_layers=(0, 2),
 )
 EXACT = AttentionReport(
     mode="exact",
@@ -93,6 +94,7 @@ def test_the_json_object_word_for_word():
             "blocks_read": 360,
             "density": {"prefill": 0.75, "decode": 0.24},
             "exact_because": None,
+            "sparse_layers": [0, 2],
         },
         "model": {"name": "tiny", "fingerprint": "00ff"},
         "isa": "scalar",

@@ -245,7 +245,7 @@ def test_end_tokens_come_from_keys_and_from_texts() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"model": "llama"}, "tokenizer.ggml.model: expected 'gpt2'.*got 'llama'"),
+        ({"model": "bert"}, "tokenizer.ggml.model: expected 'gpt2'.*got 'bert'"),
         ({"model": None}, "tokenizer.ggml.model: .*got nothing"),
         ({"pre": "tekken"}, "tokenizer.ggml.pre: expected one of smollm, .*got 'tekken'"),
         ({"pre": None}, "tokenizer.ggml.pre: .*got nothing"),

@@ -11,6 +11,7 @@ import pytest
 from kvsieve.errors import ModelFileError
 from kvsieve.models.config import ModelConfig
 from kvsieve.models.gguf import GgufFile, TensorInfo
+from kvsieve.models.rope import RopeScaling, rope_tables
 from tests.models.test_gguf import smollm2
 from tests.tiny_model import write_tiny_gguf
 
@@ -81,7 +82,7 @@ def test_values_of_the_real_model() -> None:
 @pytest.mark.parametrize(
     ("key", "values"),
     [
-        ("general.architecture", (None, "qwen2", "", 3)),
+        ("general.architecture", (None, "mamba", "", 3)),
         ("llama.block_count", (None, 0, 513, 2**32 - 1, "2", 2.0, True, np.array([2, 2]))),
         ("llama.context_length", (None, 0, 2**31)),
         ("llama.embedding_length", (None, 0, 16, 65, 80, 2**31)),
@@ -94,6 +95,8 @@ def test_values_of_the_real_model() -> None:
         ("llama.attention.scale", (-1.0, math.nan, "x")),
         ("llama.rope.freq_base", (0.0, -1.0, math.nan, math.inf, "1e4")),
         ("llama.rope.dimension_count", (0, 1, 15, 32)),
+        ("llama.rope.scaling.type", (3, np.array([1]))),
+        ("llama.attention.sliding_window", (-1, 2.0, np.array([0, 4]))),
         ("llama.vocab_size", (0, 299, 301, 2**40, "300")),
         ("tokenizer.ggml.bos_token_id", (300, 2**32 - 1, -1, "1")),
         ("tokenizer.ggml.eos_token_id", (300,)),
@@ -124,11 +127,9 @@ def test_wrong_values_are_named(key: str, values: tuple[Any, ...]) -> None:
         ("llama.expert_count", 8, 0),
         ("llama.expert_count", np.array([8]), 0),
         ("llama.attention.sliding_window", 256, 512),
-        ("llama.attention.sliding_window", np.array([0, 4]), 0),
         ("llama.attention.causal", False, True),
         ("llama.attention.clamp_kqv", 8.0, 0.0),
-        ("llama.rope.scaling.type", "yarn", "none"),
-        ("llama.rope.scaling.type", "linear", "none"),
+        ("llama.rope.scaling.type", "longrope", "none"),
         ("llama.rope.scaling.factor", 4.0, 1.0),
         ("llama.rope.scale_linear", 2.0, 1.0),
         ("llama.logit_scale", 0.5, 1.0),
@@ -139,6 +140,68 @@ def test_what_would_change_the_result_is_refused(key: str, refused: Any, neutral
     with pytest.raises(ModelFileError, match=key.replace(".", r"\.") + ".*support"):
         from_metadata({key: refused})
     assert from_metadata({key: neutral}) == from_metadata({})
+
+
+def test_rope_scaling_of_a_file() -> None:
+    assert from_metadata({}).rope_scaling is None
+    linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    assert from_metadata(linear).rope_scaling == RopeScaling(kind="linear", factor=4.0)
+    yarn = linear | {
+        "llama.rope.scaling.type": "yarn",
+        "llama.rope.scaling.original_context_length": 128,
+        "llama.rope.scaling.yarn_beta_fast": 16.0,
+        "llama.rope.scaling.yarn_attn_factor": 0.5,
+    }
+    scaling = from_metadata(yarn).rope_scaling
+    assert scaling is not None
+    assert (scaling.original_context, scaling.beta_fast, scaling.beta_slow) == (128, 16.0, 1.0)
+    assert scaling.amplitude == pytest.approx(0.5 * (1 + 0.1 * math.log(4)))
+    for key, value in (("yarn_ext_factor", 0.5), ("yarn_log_multiplier", 0.1)):
+        with pytest.raises(ModelFileError, match=f"{key}.*no other is supported"):
+            from_metadata(yarn | {f"llama.rope.scaling.{key}": value})
+
+
+def gemma3(layers: int, **changes: Any) -> ModelConfig:
+    """As converters write it: nothing about the pattern of layers or the base of local ones."""
+    renamed = {key.replace("llama", "gemma3"): value for key, value in METADATA.items()}
+    settings = {
+        "general.architecture": "gemma3",
+        "gemma3.block_count": layers,
+        "gemma3.context_length": 32768,
+        "gemma3.attention.key_length": 32,
+        "gemma3.attention.sliding_window": 512,
+        "gemma3.rope.freq_base": 1e6,
+    }
+    return from_metadata(renamed | settings | changes)
+
+
+@pytest.mark.parametrize("layers", [26, 34, 48])
+def test_rop_02_layers_of_gemma_3(layers: int) -> None:
+    """Layers 5, 11, 17, ... read everything; pair 0 at 8000 is at 1000 rad where divided by 8."""
+    scaled = {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}
+    config = gemma3(layers, **scaled)
+    assert config.full_layers == tuple(range(5, layers, 6))
+    assert set(config.windows) == {0, 512}
+    assert (config.rope_theta, config.local_rope_theta) == (1e6, 1e4)
+    assert config.embedding_scale == 8.0
+    assert config.norm_offset == 0  # a GGUF has 1 + w already
+    for with_scaling, angle in ((config, 1000.0), (gemma3(layers), 8000.0)):
+        cos, sin = rope_tables(
+            np.array([8000]), rope_dim=32, theta=1e6, scaling=with_scaling.rope_scaling
+        )
+        assert (cos[0, 0], sin[0, 0]) == pytest.approx((math.cos(angle), math.sin(angle)), abs=1e-6)
+
+
+def test_gemma_3_without_a_window_and_with_another_pattern() -> None:
+    assert gemma3(7, **{"gemma3.attention.sliding_window": 32768}).full_layers == tuple(range(7))
+    pattern = {"gemma3.attention.sliding_window_pattern": 2, "gemma3.rope.freq_base_swa": 5000.0}
+    config = gemma3(5, **pattern)
+    assert (config.full_layers, config.local_rope_theta) == ((1, 3), 5000.0)
+
+
+def test_the_gemma_3_that_scales_queries_by_something_else_than_its_heads_width() -> None:
+    assert gemma3(61).attention_scale == pytest.approx(32**-0.5)
+    assert gemma3(62).attention_scale == pytest.approx((64 / 4) ** -0.5)
 
 
 def test_embedding_decides_the_vocabulary() -> None:

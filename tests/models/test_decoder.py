@@ -102,7 +102,7 @@ def test_row_order_of_queries_and_keys_matters_after_position_0(tmp_path: Path) 
 def test_packed_weights_stay_near_the_oracle(tmp_path: Path, weight_type: Any) -> None:
     # The oracle reads the quantised weights, so what is left is the rounding of activations.
     path = write_tiny_gguf(tmp_path / "tiny.gguf", weight_type=weight_type)
-    got = logits_of(build(path, weights="packed"), IDS)
+    got = logits_of(build(path, weights="auto"), IDS)
     want = LlamaOracle(path).logits(IDS)
     error = np.linalg.norm(got - want) / np.linalg.norm(want)
     assert 1e-4 < error < 0.03
@@ -112,7 +112,7 @@ def test_packed_weights_stay_near_the_oracle(tmp_path: Path, weight_type: Any) -
 def test_pieces_of_a_prompt_and_single_tokens_give_the_same_bits(
     tmp_path: Path, kind: CacheType
 ) -> None:
-    decoder = build(write_tiny_gguf(tmp_path / "tiny.gguf", weight_type="Q4_1"), weights="packed")
+    decoder = build(write_tiny_gguf(tmp_path / "tiny.gguf", weight_type="Q4_1"), weights="auto")
     whole = logits_of(decoder, IDS, kind=kind)
     for cuts in ((32,), (32, 64), (64, 65, 66, 67)):
         assert logits_of(decoder, IDS, cuts=cuts, kind=kind).tobytes() == whole.tobytes()
@@ -190,10 +190,13 @@ def recorded(path: Path, recorder: Recorder, **options: Any) -> Decoder:
 @pytest.mark.parametrize(
     ("types", "mode", "packed"),
     [
-        (("Q4_0", "Q8_0"), "packed", (("q4_0", "q4"), ("q8_0", "q8"))),
-        (("Q4_1", "F16"), "packed", (("q4_1", "q4"), ("f32", "q8"))),
-        (("F32", "Q4_0"), "packed", (("f32", "q8"), ("q4_0", "q4"))),
+        (("Q4_0", "Q8_0"), "auto", (("q4_0", "q4"), ("q8_0", "q8"))),
+        (("Q4_1", "F16"), "auto", (("q4_1", "q4"), ("f32", "q8"))),
+        (("F32", "Q4_0"), "auto", (("f32", "q8"), ("q4_0", "q4"))),
         (("Q8_0", "BF16"), "f32", (("f32", "f32"), ("f32", "f32"))),
+        (("Q8_0", "Q4_0"), "q8", (("q8_0", "q8"), ("f32", "q8"))),
+        # The output matrix, here the embedding's, keeps 8 bits.
+        (("F16", "BF16"), "q4", (("f32", "q4"), ("f32", "q8"))),
     ],
 )
 def test_how_weights_are_packed(tmp_path: Path, types: Any, mode: str, packed: Any) -> None:
@@ -296,7 +299,7 @@ def bad(value: float) -> np.ndarray:
     [
         ({"tensors": {"blk.1.attn_q.weight": None}}, "tensor 'blk.1.attn_q.weight', got none"),
         ({"tensors": {"output_norm.weight": None}}, "tensor 'output_norm.weight', got none"),
-        ({"tensors": {"blk.0.attn_q.bias": np.ones(64)}}, "got also 'blk.0.attn_q.bias'"),
+        ({"tensors": {"blk.0.attn_output.bias": np.ones(64)}}, "also 'blk.0.attn_output.bias'"),
         ({"layers": 3, "llama.block_count": 2}, "2 layers, got also 'blk.2.attn_q.weight'"),
         ({"llama.block_count": 3}, "tensor 'blk.2.attn_q.weight', got none"),
         (
@@ -340,7 +343,7 @@ def test_a_file_does_not_stay_in_memory_beside_its_packed_weights(
         return pack(self, source, **options)
 
     monkeypatch.setattr(ReferenceBackend, "pack_weight", watched)
-    decoder = build(path, weights="packed")
+    decoder = build(path, weights="auto")
     largest = 3 * 2048 * 256 * 4 + 4 * 256 * 256 * 4  # one layer
     assert path.stat().st_size > 3 * largest
     # Around a page that is asked for, the kernel maps its neighbours too, up to 2 MiB.
@@ -363,6 +366,6 @@ def resident_bytes(path: Path) -> int:
 
 def test_unknown_mode_and_fingerprint(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf")
-    with pytest.raises(ConfigError, match="expected one of packed, f32, got 'q2'"):
+    with pytest.raises(ConfigError, match="expected one of auto, q4, q8, f32, got 'q2'"):
         build(path, weights="q2")
     assert recorded(path, Recorder()).fingerprint == GgufFile.open(path).fingerprint()

@@ -84,7 +84,7 @@ def test_each_norm_is_read_from_its_own_tensor(
 
 def test_pieces_of_a_prompt_give_the_same_bits(tmp_path: Path, backend: Backend) -> None:
     path = write(tmp_path, weight_type="Q4_0", head_dim=32)
-    decoder = build(path, backend=backend, weights="packed")
+    decoder = build(path, backend=backend, weights="auto")
     whole = logits_of(decoder, IDS, kind="q8_0")
     for cuts in ((32,), (64, 65, 66, 67)):
         assert logits_of(decoder, IDS, cuts=cuts, kind="q8_0").tobytes() == whole.tobytes()
@@ -102,7 +102,7 @@ def test_pieces_of_a_prompt_give_the_same_bits(tmp_path: Path, backend: Backend)
         ({"blk.0.attn_q_norm.weight": np.ones(64)}, r"attn_q_norm.*\(16,\), got \(64,\)"),
         ({"blk.0.attn_k_norm.weight": np.ones((2, 16))}, r"attn_k_norm.*\(16,\), got \(2, 16\)"),
         ({"blk.1.attn_k_norm.weight": np.full(16, np.nan)}, "'blk.1.attn_k_norm.weight'.*finite"),
-        ({"blk.0.attn_q.bias": np.ones(64)}, "qwen3 model of 2 layers, got also 'blk.0.attn_q.b"),
+        ({"blk.0.attn_output.bias": np.ones(64)}, "qwen3 model of 2 layers, got also 'blk.0.attn"),
         ({"rope_freqs.weight": np.ones(8)}, "qwen3 model of 2 layers, got also 'rope_freqs.weig"),
     ],
 )
@@ -134,7 +134,7 @@ def test_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("qwen3.rope.scaling.type", "yarn"),
+        ("qwen3.final_logit_softcapping", 30.0),
         ("qwen3.expert_count", 8),
         ("qwen3.attention.sliding_window", 256),
         # Positions in three dimensions belong to the models that see.
@@ -147,8 +147,8 @@ def test_what_would_change_the_result_is_refused(tmp_path: Path, key: str, value
         ModelConfig.from_gguf(GgufFile.open(path))
 
 
-@pytest.mark.parametrize("name", ["qwen3vl", "qwen3moe", "qwen2"])
+@pytest.mark.parametrize("name", ["qwen2vl", "qwen3moe", "qwen"])
 def test_relatives_are_refused_by_name(tmp_path: Path, name: str) -> None:
     path = write(tmp_path, **{"general.architecture": name})
-    with pytest.raises(ModelFileError, match=rf"one of llama, qwen3, got '{name}'"):
+    with pytest.raises(ModelFileError, match=rf"one of .*llama.*, got '{name}'"):
         ModelConfig.from_gguf(GgufFile.open(path))

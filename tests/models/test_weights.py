@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from kvsieve.errors import ConfigError, ModelFileError
-from kvsieve.kernels.backend import WeightKind
+from kvsieve.kernels.backend import WeightKind, WeightSource
 from kvsieve.models.gguf import GgufFile
 from kvsieve.models.weights import (
     EmbeddingTable,
     check_finite,
     check_tensor,
     dequantise,
+    packed_bytes,
     vector,
     weight_kind,
     weight_source,
@@ -23,7 +24,7 @@ from tests.models.test_gguf import smollm2
 from tests.tiny_model import WeightType, encode_weight
 
 PACKED = ("Q4_0", "Q4_1", "Q8_0")
-EXPANDED = ("F16", "BF16", "Q4_K", "Q5_K", "Q6_K")
+EXPANDED = ("F16", "BF16", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 ALL: tuple[WeightType, ...] = ("F32", *PACKED, *EXPANDED)  # type: ignore[assignment]
 
 
@@ -52,19 +53,22 @@ def oracle(file: GgufFile, name: str) -> np.ndarray:
     return gguf.dequantize(tensor.data, tensor.tensor_type)
 
 
+def rows_of(source: WeightSource, *, step: int = 37) -> np.ndarray:
+    """The matrix, taken as the backends take it."""
+    return np.concatenate([source.data[first : first + step] for first in range(0, 37, step)])
+
+
 @pytest.mark.parametrize("kind", ALL)
-@pytest.mark.parametrize("slice_values", [1 << 20, 512 * 16, 100])
-def test_f32_mode_equals_the_gguf_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: WeightType, slice_values: int
-) -> None:
-    monkeypatch.setattr("kvsieve.models.weights._SLICE_VALUES", slice_values)
+@pytest.mark.parametrize("step", [37, 16, 1])
+def test_f32_mode_equals_the_gguf_package(tmp_path: Path, kind: WeightType, step: int) -> None:
     file = one(tmp_path, kind)
     source = weight_source(file, "w", expect=(37, 512), mode="f32")
     assert (source.format, source.rows, source.cols) == ("f32", 37, 512)
     assert source.data.dtype == np.float32
-    assert source.data.flags.c_contiguous
-    np.testing.assert_array_equal(source.data, oracle(file, "w"))
-    assert source.data.std() > 0.01
+    assert source.data.shape == (37, 512)
+    got = rows_of(source, step=step)
+    np.testing.assert_array_equal(got, oracle(file, "w"))
+    assert got.std() > 0.01
 
 
 @pytest.mark.parametrize("kind", PACKED)
@@ -84,18 +88,34 @@ def test_other_types_come_dequantised(tmp_path: Path, kind: WeightType) -> None:
     file = one(tmp_path, kind)
     source = weight_source(file, "w", expect=(37, 512))
     assert source.format == "f32"
-    np.testing.assert_array_equal(source.data, oracle(file, "w"))
-    assert source.data.flags.owndata == (kind != "F32")  # F32 stays in the mapping
+    np.testing.assert_array_equal(rows_of(source), oracle(file, "w"))
+    assert isinstance(source.data, np.ndarray) == (kind == "F32")  # which stays in the mapping
 
 
 def test_kinds() -> None:
     wanted: dict[str, WeightKind] = {"Q4_0": "q4", "Q4_1": "q4", "Q8_0": "q8"}
+    bytes_of_256 = {"Q4_0": 144, "Q4_1": 160}
     from kvsieve.models.gguf import TensorInfo
 
     for kind in ALL:
         info = TensorInfo(name="w", shape=(1, 256), ggml_type=kind, offset=0, nbytes=1)
-        assert weight_kind(info, "packed") == wanted.get(kind, "q8")
-        assert weight_kind(info, "f32") == "f32"
+        assert weight_kind(info, "auto") == wanted.get(kind, "q8")
+        for mode in ("q4", "q8", "f32"):
+            assert weight_kind(info, mode) == mode
+        assert packed_bytes(info, "auto") == bytes_of_256.get(kind, 272)
+        assert packed_bytes(info, "q4") == bytes_of_256.get(kind, 144)
+        assert packed_bytes(info, "q8") == 272
+        assert packed_bytes(info, "f32") == 1024
+
+
+def test_a_mode_keeps_blocks_only_where_it_asks_for_their_kind(tmp_path: Path) -> None:
+    formats = {"Q4_0": "q4_0", "Q4_1": "q4_1", "Q8_0": "q8_0"}
+    keeps = {"auto": set(formats), "q4": {"Q4_0", "Q4_1"}, "q8": {"Q8_0"}, "f32": set()}
+    for kind in ALL:
+        file = one(tmp_path, kind)
+        for mode, kept in keeps.items():
+            source = weight_source(file, "w", expect=(37, 512), mode=mode)  # type: ignore[arg-type]
+            assert source.format == (formats[kind] if kind in kept else "f32")
 
 
 def test_decoding_by_hand() -> None:
@@ -131,13 +151,13 @@ def test_q6_k_by_hand() -> None:
 
 def test_missing_misshapen_and_unsupported_tensors(tmp_path: Path) -> None:
     odd = np.zeros((4, 40), np.float32)
-    unsupported = np.zeros((4, 44), np.uint8)  # two Q5_0 blocks of 22 bytes a row
+    unsupported = np.zeros((4, 36), np.uint8)  # two IQ4_NL blocks of 18 bytes a row
     file = write(
         tmp_path / "odd.gguf",
         {
             "w": (random_matrix(4, 64), "F32"),
             "odd": (odd, "F32"),
-            "old": (unsupported, "Q5_0"),  # type: ignore[dict-item]
+            "old": (unsupported, "IQ4_NL"),  # type: ignore[dict-item]
             "v": (random_matrix(1, 64)[0][None], "F32"),
         },
     )
@@ -145,7 +165,7 @@ def test_missing_misshapen_and_unsupported_tensors(tmp_path: Path) -> None:
         ("absent", (4, 64), "a tensor 'absent', got none"),
         ("w", (64, 4), r"tensor 'w': expected shape \(64, 4\), got \(4, 64\)"),
         ("odd", (4, 40), "tensor 'odd': expected rows of a multiple of 32 values, got 40"),
-        ("old", (4, 64), "tensor 'old': expected a type among F32, .*Q6_K, got Q5_0"),
+        ("old", (4, 64), "tensor 'old': expected a type among F32, .*Q6_K, got IQ4_NL"),
     ]
     for name, shape, message in cases:
         with pytest.raises(ModelFileError, match=message) as caught:
@@ -180,7 +200,7 @@ def test_vectors_are_copies(tmp_path: Path, kind: str) -> None:
 FLOATS: dict[WeightType, list[int]] = {
     # bytes at which a float of a block starts
     "F32": [0], "F16": [0], "BF16": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q8_0": [0],
-    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
+    "Q5_0": [0], "Q5_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
 }  # fmt: skip
 PATTERNS = {
     "F32": [np.array([v], "<f4") for v in (np.nan, np.inf, -np.inf)],

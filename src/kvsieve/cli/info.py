@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvsieve.kernels.backend import Backend
     from kvsieve.kernels.backends import BackendName
     from kvsieve.models.config import ModelConfig
-    from kvsieve.models.gguf import GgufFile
+    from kvsieve.models.model_file import ModelFile
 
 Facts = dict[str, Any]
 
@@ -46,24 +46,23 @@ def info(output: InfoOptions, model: ModelOptions) -> None:
       kvsieve info -m model.gguf -ctk q8_0 -ctv q4_0
       KVSIEVE_ISA=avx2 kvsieve info --json
     """
-    from kvsieve.engine.memory import available_memory, packed_bytes
+    from kvsieve.engine.memory import available_memory, weights_bytes
     from kvsieve.engine.model_loader import resolve_model
     from kvsieve.kernels.backends import make_backend
-    from kvsieve.models.config import ModelConfig
-    from kvsieve.models.gguf import GgufFile
+    from kvsieve.models.model_file import open_model_file, read_config
 
     isa = forced_isa(model)
     backend = make_backend(cast("BackendName", model.backend), threads=model.threads, isa=isa)
-    file = GgufFile.open(resolve_model(model.model))
+    file = open_model_file(resolve_model(model.source, offline=model.offline))
     try:
-        config = ModelConfig.from_gguf(file)
+        config = read_config(file)
         cache = cache_facts(config, model)
         facts = {
             "model": model_facts(file, config),
             "cache": cache,
             "machine": machine_facts(backend, forced=isa),
             "memory": {
-                "weights_bytes": packed_bytes(file.tensors.values(), tied=config.tie_embeddings),
+                "weights_bytes": weights_bytes(file.tensors, config, model.weight_mode),
                 "cache_bytes": cache["bytes_per_token"] * cache["ctx_size"],
                 "available_bytes": available_memory(),
             },
@@ -73,8 +72,11 @@ def info(output: InfoOptions, model: ModelOptions) -> None:
     print(json.dumps(facts, ensure_ascii=False, indent=2) if output.as_json else as_lines(facts))
 
 
-def model_facts(file: "GgufFile", config: "ModelConfig") -> Facts:
+def model_facts(file: "ModelFile", config: "ModelConfig") -> Facts:
     """What the file says about its model."""
+    from kvsieve.engine.no_vocabulary import chat_template_of
+    from kvsieve.models.model_file import notes
+
     types = Counter(tensor.ggml_type for tensor in file.tensors.values())
     return {
         "name": config.name,
@@ -82,23 +84,39 @@ def model_facts(file: "GgufFile", config: "ModelConfig") -> Facts:
         "size_bytes": file.file_bytes,
         "architecture": config.architecture,
         "layers": config.num_layers,
+        "sparse_layers": layer_ranges(config.full_layers),
+        "window": max(config.windows) or "none",
         "hidden_size": config.hidden_size,
         "query_heads": config.num_q_heads,
         "kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
         "context_length": config.context_length,
         "vocabulary": config.vocab_size,
-        "tokenizer": tokenizer_fact(file.metadata),
+        "tokenizer": tokenizer_fact(file),
         "tensors": dict(types.most_common()),
         "output_matrix": "the embedding's" if config.tie_embeddings else "its own",
-        "chat_template": "tokenizer.chat_template" in file.metadata,
+        "chat_template": chat_template_of(file) is not None,
+        "notes": "; ".join(notes(file)) or "none",
     }
 
 
-def tokenizer_fact(metadata: Mapping[str, Any]) -> str:
-    """Kind of the vocabulary and its rule for cutting text, as the file names them."""
-    from kvsieve.engine.vocabulary import has_vocabulary
+def layer_ranges(layers: Sequence[int]) -> str:
+    """``0-3, 5`` for layers 0, 1, 2, 3 and 5."""
+    starts = [n for n in layers if n - 1 not in layers]
+    ends = [n for n in layers if n + 1 not in layers]
+    ranges = zip(starts, ends, strict=True)
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in ranges) or "none"
 
+
+def tokenizer_fact(file: "ModelFile") -> str:
+    """Kind of the vocabulary and its rule for cutting text, as the file names them."""
+    from kvsieve.engine.folder_tokenizer import has_tokenizer
+    from kvsieve.engine.vocabulary import has_vocabulary
+    from kvsieve.models.checkpoint import Checkpoint
+
+    if isinstance(file, Checkpoint):
+        return "tokenizer.json" if has_tokenizer(file.path) else "none: prompts are token ids"
+    metadata = file.metadata
     if not has_vocabulary(metadata):
         return "none (no_vocab): prompts are token ids"
     keys = ("tokenizer.ggml.model", "tokenizer.ggml.pre")

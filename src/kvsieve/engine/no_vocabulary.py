@@ -1,12 +1,15 @@
 """What stands in for a tokenizer where a model file has none: token ids in, token ids out."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn, TypeAlias
+from collections.abc import Iterable
+from typing import NoReturn, TypeAlias
 
+from kvsieve.engine.folder_tokenizer import folder_chat_template, folder_tokenizer, has_tokenizer
 from kvsieve.engine.tokenizer import Tokenizer
 from kvsieve.engine.vocabulary import has_vocabulary
 from kvsieve.errors import ConfigError
+from kvsieve.models.checkpoint import Checkpoint
 from kvsieve.models.config import ModelConfig
+from kvsieve.models.model_file import ModelFile
 
 
 class NoVocabulary:
@@ -67,6 +70,21 @@ class NoVocabulary:
 AnyTokenizer: TypeAlias = Tokenizer | NoVocabulary
 
 
-def tokenizer_of(metadata: Mapping[str, Any], config: ModelConfig) -> AnyTokenizer:
+def tokenizer_of(file: ModelFile, config: ModelConfig) -> AnyTokenizer:
     """The tokenizer of a model file, or what stands in for one."""
-    return Tokenizer.from_metadata(metadata) if has_vocabulary(metadata) else NoVocabulary(config)
+    if isinstance(file, Checkpoint):
+        if not has_tokenizer(file.path):
+            return NoVocabulary(config)
+        ends = frozenset() if config.eos_id is None else frozenset({config.eos_id})
+        return folder_tokenizer(file.path, vocab_size=config.vocab_size, eos_ids=ends)
+    if not has_vocabulary(file.metadata):
+        return NoVocabulary(config)
+    return Tokenizer.from_metadata(file.metadata)
+
+
+def chat_template_of(file: ModelFile) -> str | None:
+    """The chat template that comes with a model file."""
+    if isinstance(file, Checkpoint):
+        return folder_chat_template(file.path)
+    source = file.metadata.get("tokenizer.chat_template")
+    return source if isinstance(source, str) else None

@@ -119,7 +119,8 @@ class AttentionReport:
     """Which attention ran. ``selector``, ``share``, ``k``, ``block_size`` are what was asked for.
 
     ``mode`` is what ran: a run that was asked to be sparse and never was is ``exact``, and
-    ``exact_because`` says why.
+    ``exact_because`` says why. ``sparse_layers`` are those that chose blocks: all of them but those
+    that read a window; none in an exact run.
     """
 
     mode: Literal["exact", "sparse"]
@@ -130,6 +131,7 @@ class AttentionReport:
     prefill: BlockReads
     decode: BlockReads
     exact_because: str | None
+    sparse_layers: tuple[int, ...] = ()
 
     @property
     def blocks_read(self) -> int:
@@ -147,6 +149,7 @@ class AttentionReport:
             "blocks_read": self.blocks_read,
             "density": {"prefill": self.prefill.density, "decode": self.decode.density},
             "exact_because": self.exact_because,
+            "sparse_layers": list(self.sparse_layers),
         }
 
 

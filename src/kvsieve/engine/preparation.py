@@ -89,7 +89,12 @@ class Preparation:
             index_layout=index_layout,
             keeps_importance=keeps_importance,
         )
-        return Sequence(prompt_ids=ids, cache=cache, sparse=sparse)
+        return Sequence(
+            prompt_ids=ids,
+            cache=cache,
+            sparse=sparse,
+            full_layers=self._loaded.config.full_layers,
+        )
 
 
 def checked_sparse(sparse: SparseAttention | None) -> SparseAttention | None:

@@ -160,8 +160,11 @@ def attention_report(sequence: Sequence) -> AttentionReport:
         because = why_exact(
             sparse, prompt_len=sequence.prompt_len, num_tokens=sequence.cache.num_tokens
         )
+        if not sequence.full_layers:
+            because = because or "every layer of the model reads a window, and windows are exact"
+    is_sparse = sparse is not None and because is None
     return AttentionReport(
-        mode="exact" if sparse is None or because is not None else "sparse",
+        mode="sparse" if is_sparse else "exact",
         selector=sparse.selector if sparse else None,
         share=sparse.share if sparse else None,
         k=sparse.k if sparse else None,
@@ -169,6 +172,7 @@ def attention_report(sequence: Sequence) -> AttentionReport:
         prefill=sequence.prefill.reads,
         decode=sequence.decode.reads,
         exact_because=because,
+        sparse_layers=sequence.full_layers if is_sparse else (),
     )
 
 

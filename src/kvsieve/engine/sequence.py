@@ -45,6 +45,7 @@ class Sequence:
     `num_cached` of them went through it for an earlier request, and came from a prefix cache.
     `snapshots_at`: chunks of the prompt end on multiples of so many tokens, and on the last one of
     32 before its end, because what selectors keep is saved there for other sequences.
+    `full_layers`: the model's layers that have no window, and so may be sparse.
     """
 
     prompt_ids: I32
@@ -52,6 +53,7 @@ class Sequence:
     sparse: SparseAttention | None = None
     num_cached: int = 0
     snapshots_at: int | None = None
+    full_layers: tuple[int, ...] = ()
     output_ids: list[int] = field(default_factory=list)
     prefill: PhaseTotals = field(default_factory=PhaseTotals)
     decode: PhaseTotals = field(default_factory=PhaseTotals)

@@ -1,27 +1,32 @@
-"""Text to token ids and back, from a GGUF's own vocabulary (byte-level BPE).
+"""Text to token ids and back, from a model's own vocabulary.
 
-Ids equal llama.cpp's for the same file: special tokens first claim their text, longest first;
-what is left is cut by the file's pre-tokenizer and merged. A byte without a token of its own
-(SmolLM2 has none for a few control characters) is left out, as llama.cpp does.
+Ids equal llama.cpp's for the same GGUF: special tokens first claim their text, longest first;
+what is left is cut by the file's pre-tokenizer and merged by rank (byte-level BPE), or merged by
+score (`sentencepiece`). A byte without a token of its own (SmolLM2 has none for a few control
+characters) is left out, as llama.cpp does.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-import tokenizers
-from tokenizers import models, pre_tokenizers
+import numpy as np
 
-from kvsieve.engine.pretokenizers import PreTokenizer, pre_tokenizer_named
+from kvsieve.engine.bpe import ByteLevelMerger, Merger
+from kvsieve.engine.pretokenizers import pre_tokenizer_named
+from kvsieve.engine.sentencepiece import ScoreMerger
 from kvsieve.engine.vocabulary import Vocabulary, flag, string_list
 from kvsieve.errors import ConfigError, ModelFileError
 
-_NO_TOKEN = "\0no token"
-"""Stands in for bytes that have no token, so that their neighbours do not merge across them.
-It holds a character that is not in the byte alphabet: no text can become it."""
+_PREFIX_LENGTH = 3
+
+_SCORE_DEFAULTS = {"bos": 1, "eos": 2, "unknown": 0}
+"""Ids of special tokens in vocabularies that merge by score, where a file does not say."""
 
 
-_LONG_TEXT = 4096
-"""Characters from which cutting takes long enough (some ms) to be missed by other threads."""
+class Encoder(Protocol):
+    """Text, special tokens in it, to ids; arguments as `Tokenizer.encode`."""
+
+    def encode(self, text: str, *, parse_special: bool, shield: str) -> list[int]: ...
 
 
 class Tokenizer:
@@ -31,12 +36,12 @@ class Tokenizer:
         self,
         *,
         vocabulary: Vocabulary,
-        merger: tokenizers.Tokenizer,
+        encoder: Encoder,
         add_bos: bool = False,
         add_eos: bool = False,
     ) -> None:
         self._vocabulary = vocabulary
-        self._merger = merger
+        self._encoder = encoder
         self._add_bos = add_bos
         self._add_eos = add_eos
 
@@ -44,19 +49,42 @@ class Tokenizer:
     def from_metadata(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
         """Build from a GGUF's keys ``tokenizer.ggml.*``; ModelFileError names what is wrong."""
         model = metadata.get("tokenizer.ggml.model")
-        if model != "gpt2":
-            came = "nothing" if model is None else repr(model)
-            raise ModelFileError(
-                "[Tokenizer] tokenizer.ggml.model: expected 'gpt2' (byte-level BPE), the only kind "
-                f"supported, got {came}"
-            )
+        if model == "gpt2":
+            return cls._merging_by_rank(metadata)
+        if model == "llama":
+            return cls._merging_by_score(metadata)
+        came = "nothing" if model is None else repr(model)
+        raise ModelFileError(
+            "[Tokenizer] tokenizer.ggml.model: expected 'gpt2' (byte-level BPE) or 'llama' "
+            f"(SentencePiece), the kinds supported, got {came}"
+        )
+
+    @classmethod
+    def _merging_by_rank(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
         rule = pre_tokenizer_named(metadata.get("tokenizer.ggml.pre"))
         vocabulary = Vocabulary.from_metadata(metadata)
         merges = _parse_merges(string_list(metadata, "merges"), vocabulary.ids)
         return cls(
             vocabulary=vocabulary,
-            merger=_build_merger(vocabulary, merges, rule),
+            encoder=PartingEncoder(vocabulary, ByteLevelMerger(vocabulary, merges, rule)),
             add_bos=_adds(metadata, "bos", vocabulary.bos_id, default=rule.add_bos),
+            add_eos=_adds(metadata, "eos", vocabulary.eos_id, default=False),
+        )
+
+    @classmethod
+    def _merging_by_score(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
+        vocabulary = Vocabulary.from_metadata(
+            metadata, byte_alphabet=False, defaults=_SCORE_DEFAULTS
+        )
+        merger = ScoreMerger(
+            vocabulary,
+            _scores(metadata, len(vocabulary.tokens)),
+            add_space_prefix=flag(metadata, "add_space_prefix", default=True),
+        )
+        return cls(
+            vocabulary=vocabulary,
+            encoder=PartingEncoder(vocabulary, merger),
+            add_bos=_adds(metadata, "bos", vocabulary.bos_id, default=True),
             add_eos=_adds(metadata, "eos", vocabulary.eos_id, default=False),
         )
 
@@ -104,15 +132,10 @@ class Tokenizer:
         """
         _check_text(text)
         vocabulary = self._vocabulary
-        specials = vocabulary.matched_texts if parse_special else vocabulary.user_defined_texts
         ids: list[int] = []
         if add_special and self._add_bos and vocabulary.bos_id is not None:
             ids.append(vocabulary.bos_id)
-        for part in _partition(text, specials):
-            if isinstance(part, int):
-                ids.append(part)
-            else:
-                ids.extend(self._merge(part.replace(shield, "") if shield else part))
+        ids += self._encoder.encode(text, parse_special=parse_special, shield=shield)
         if add_special and self._add_eos and vocabulary.eos_id is not None:
             ids.append(vocabulary.eos_id)
         return ids
@@ -132,16 +155,28 @@ class Tokenizer:
         """Text of a token as the file writes it (``Ġthe``, ``<|im_end|>``)."""
         return self._vocabulary.tokens[self._vocabulary.check_id(token_id)]
 
-    def _merge(self, text: str) -> list[int]:
-        if len(text) < _LONG_TEXT:
-            found = self._merger.encode(text, add_special_tokens=False).ids
-        else:
-            # The call for several texts lets other threads run meanwhile; that for one does not.
-            found = self._merger.encode_batch([text], add_special_tokens=False)[0].ids
-        missing = self.vocab_size
-        return (
-            [token_id for token_id in found if token_id != missing] if missing in found else found
-        )
+
+class PartingEncoder:
+    """Parts a text at special tokens, and leaves what is between them to a `Merger`."""
+
+    def __init__(self, vocabulary: Vocabulary, merger: Merger) -> None:
+        self._vocabulary = vocabulary
+        self._merger = merger
+
+    def encode(self, text: str, *, parse_special: bool, shield: str) -> list[int]:
+        """Ids of `text`; arguments as `Tokenizer.encode`."""
+        vocabulary = self._vocabulary
+        specials = vocabulary.matched_texts if parse_special else vocabulary.user_defined_texts
+        ids: list[int] = []
+        is_first = True
+        for part in _partition(text, specials):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                plain = part.replace(shield, "") if shield else part
+                ids.extend(self._merger.merge(plain, is_first=is_first))
+            is_first = isinstance(part, int)
+        return ids
 
 
 def _check_text(text: object) -> None:
@@ -159,8 +194,13 @@ def _check_text(text: object) -> None:
 def _partition(text: str, specials: Sequence[tuple[str, int]]) -> list[str | int]:
     """Cut `text` at special tokens; each claims all its places before the next is looked for."""
     parts: list[str | int] = [text] if text else []
+    # Vocabularies have thousands of special tokens, with few beginnings.
+    occurs: dict[str, bool] = {}
     for special, token_id in specials:
-        if special not in text:
+        prefix = special[:_PREFIX_LENGTH]
+        if prefix not in occurs:
+            occurs[prefix] = prefix in text
+        if not occurs[prefix] or special not in text:
             continue
         cut: list[str | int] = []
         for part in parts:
@@ -191,26 +231,6 @@ def _parse_merges(lines: Sequence[str], ids: Mapping[str, int]) -> list[tuple[st
     return merges
 
 
-def _build_merger(
-    vocabulary: Vocabulary, merges: list[tuple[str, str]], rule: PreTokenizer
-) -> tokenizers.Tokenizer:
-    if _NO_TOKEN in vocabulary.ids:
-        raise ModelFileError(f"[Tokenizer] tokenizer.ggml.tokens: unexpected token {_NO_TOKEN!r}")
-    merger = tokenizers.Tokenizer(
-        models.BPE(
-            vocab={**vocabulary.ids, _NO_TOKEN: len(vocabulary.ids)},
-            merges=merges,
-            unk_token=_NO_TOKEN,
-            fuse_unk=False,
-            ignore_merges=rule.ignore_merges,
-        )
-    )
-    cuts = [pre_tokenizers.Split(tokenizers.Regex(p), "isolated") for p in rule.patterns]
-    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    merger.pre_tokenizer = pre_tokenizers.Sequence([*cuts, as_bytes])
-    return merger
-
-
 def _adds(metadata: Mapping[str, Any], name: str, token_id: int | None, *, default: bool) -> bool:
     """Whether `encode` adds the token; a file that asks for one it does not name is refused."""
     key = f"add_{name}_token"
@@ -221,3 +241,14 @@ def _adds(metadata: Mapping[str, Any], name: str, token_id: int | None, *, defau
             f"tokenizer.ggml.{name}_token_id, got true"
         )
     return adds
+
+
+def _scores(metadata: Mapping[str, Any], vocab_size: int) -> list[float]:
+    values = np.asarray(metadata.get("tokenizer.ggml.scores"))
+    if values.dtype.kind != "f" or values.shape != (vocab_size,) or np.isnan(values).any():
+        raise ModelFileError(
+            f"[Tokenizer] tokenizer.ggml.scores: expected {vocab_size} numbers, one per token, "
+            f"got {values.dtype} of shape {values.shape}"
+        )
+    scores: list[float] = values.tolist()
+    return scores

@@ -43,8 +43,11 @@ _INFILL_TEXTS = frozenset(
 _CONTROL_TEXTS = _END_TEXTS | _FILE_END_TEXTS | _INFILL_TEXTS
 """Texts that are control tokens even where the file calls them ordinary."""
 
+SPACE = "\u2581"
+"""How a vocabulary that merges by score writes a space."""
+
 _END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenKind(IntEnum):
@@ -76,7 +79,8 @@ class Vocabulary:
     """Tokens by id, and what their kinds mean for text.
 
     ``kinds`` holds one `TokenKind` value per token; ``eos_ids`` every token that ends a
-    generation.
+    generation. ``byte_alphabet``: texts are bytes in GPT-2's printable spelling; else they are
+    text, with U+2581 for a space.
     """
 
     tokens: Sequence[str]
@@ -85,10 +89,21 @@ class Vocabulary:
     bos_id: int | None
     eos_id: int | None
     eos_ids: frozenset[int]
+    unknown_id: int | None = None
+    byte_alphabet: bool = True
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any]) -> "Vocabulary":
-        """Read and check the keys ``tokenizer.ggml.*``; ModelFileError names the one at fault."""
+    def from_metadata(
+        cls,
+        metadata: Mapping[str, Any],
+        *,
+        byte_alphabet: bool = True,
+        defaults: Mapping[str, int] = MappingProxyType({}),
+    ) -> "Vocabulary":
+        """Read and check the keys ``tokenizer.ggml.*``; ModelFileError names the one at fault.
+
+        `defaults`: ids of special tokens, by name, where the file gives none.
+        """
         tokens = _named_tokens(string_list(metadata, "tokens"))
         ids = {text: place for place, text in enumerate(tokens)}
         if len(ids) != len(tokens):
@@ -97,9 +112,12 @@ class Vocabulary:
                 f"[Tokenizer] {_PREFIX}tokens: expected each token once, got {twice!r} twice"
             )
         kinds = _kinds(metadata, tokens, ids)
-        special = {name: _special_id(metadata, name, len(tokens)) for name in ("bos", *_END_KEYS)}
-        ends = {special[name] for name in _END_KEYS}
-        ends.update(ids.get(text) for text in _END_TEXTS | _FILE_END_TEXTS)
+        names = ("bos", "unknown", *_END_KEYS)
+        special = {name: _special_id(metadata, name, len(tokens)) for name in names}
+        for name, default in defaults.items():
+            if special[name] is None and default < len(tokens):
+                special[name] = default
+        ends = {special[name] for name in _END_KEYS} | end_ids(ids)
         return cls(
             tokens=tokens,
             kinds=kinds,
@@ -107,6 +125,8 @@ class Vocabulary:
             bos_id=special["bos"],
             eos_id=special["eos"],
             eos_ids=frozenset(end for end in ends if end is not None),
+            unknown_id=special["unknown"],
+            byte_alphabet=byte_alphabet,
         )
 
     def check_id(self, token_id: int) -> int:
@@ -129,6 +149,8 @@ class Vocabulary:
             return bytes([int(text[3:5], 16)])
         if kind != TokenKind.NORMAL:
             return b""
+        if not self.byte_alphabet:
+            return text.replace(SPACE, " ").encode()
         try:
             return bytes([CHAR_TO_BYTE[char] for char in text])
         except KeyError:
@@ -153,6 +175,11 @@ class Vocabulary:
     def _texts_of(self, *kinds: TokenKind) -> tuple[tuple[str, int], ...]:
         found = [(self.tokens[i], i) for i, kind in enumerate(self.kinds) if kind in kinds]
         return tuple(sorted(found, key=lambda entry: -len(entry[0].encode())))
+
+
+def end_ids(ids: Mapping[str, int]) -> set[int]:
+    """Tokens that end a generation in whatever file they stand."""
+    return {ids[text] for text in _END_TEXTS | _FILE_END_TEXTS if text in ids}
 
 
 def has_vocabulary(metadata: Mapping[str, Any]) -> bool:
@@ -224,7 +251,7 @@ def _kinds(metadata: Mapping[str, Any], tokens: Sequence[str], ids: Mapping[str,
         if text in ids:
             kinds[ids[text]] = TokenKind.CONTROL
     for place in np.flatnonzero(values == TokenKind.BYTE).tolist():
-        if not _BYTE_TOKEN.fullmatch(tokens[place]):
+        if not BYTE_TOKEN.fullmatch(tokens[place]):
             raise ModelFileError(
                 f"[Tokenizer] {_PREFIX}tokens: expected byte token {place} to be <0x00> to <0xFF>, "
                 f"got {tokens[place]!r}"

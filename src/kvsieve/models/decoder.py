@@ -2,27 +2,32 @@
 
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
-from kvsieve.errors import ConfigError, ModelFileError, NumericalError, ShapeError
+from kvsieve.errors import ModelFileError, NumericalError, ShapeError
 from kvsieve.kernels.backend import Backend, LayerWeights, Segment, StepStats
-from kvsieve.models.config import EMBEDDING, OUTPUT, ModelConfig
-from kvsieve.models.gguf import GgufFile
+from kvsieve.models.config import ModelConfig
+from kvsieve.models.model_file import TensorFile
 from kvsieve.models.rope import RopeTable
 from kvsieve.models.tensors import (
-    OUTPUT_NORM,
     ROPE_FACTORS,
+    embedding_name,
+    is_norm,
     layer_matrices,
-    layer_norms,
     layer_shape,
+    layer_vectors,
+    optional_vectors,
+    output_name,
+    output_norm_name,
     tensor_shapes,
 )
 from kvsieve.models.weights import (
     EmbeddingTable,
     WeightMode,
     check_finite,
+    check_mode,
     check_tensor,
     vector,
     weight_kind,
@@ -33,31 +38,33 @@ from kvsieve.types import F32, I32, I64
 ROWS_KEPT = 512
 """Embeddings read before the mapping's pages are given back: each may keep 4 KiB in memory."""
 
+Progress = Callable[[int, int], None]
+"""Called with how much of something is done, and how much there is."""
+
 
 class Decoder:
-    """A decoder-only model whose weights are packed for `backend`.
+    """A decoder-only model whose weights are packed for `backend` as `weights` says.
 
-    The embedding stays in the mapped `file`, which must stay open. ``weights="f32"`` keeps every
-    matrix as f32 instead of 4 or 8 bits: slow and large, for golden tests.
+    The embedding stays in the mapped `file`, which must stay open. ``weights="f32"`` is slow and
+    large: for golden tests.
 
     Building it checks all tensors (names, shapes, types, finite values) before any is packed.
+    `on_progress` is called with (tensors done, all of them), checking and packing each counted.
     """
 
     def __init__(
         self,
         config: ModelConfig,
         backend: Backend,
-        file: GgufFile,
+        file: TensorFile,
         *,
-        weights: WeightMode = "packed",
+        weights: WeightMode = "auto",
+        on_progress: Progress | None = None,
     ) -> None:
-        if weights not in get_args(WeightMode):
-            raise ConfigError(
-                f"[Decoder] weights: expected one of {', '.join(get_args(WeightMode))}, "
-                f"got {weights!r}"
-            )
+        check_mode("Decoder", weights)
         fingerprint = file.fingerprint()
-        _check_tensors(config, file)
+        self._progress = _Counter(on_progress, total=2 * len(file.tensors))
+        _check_tensors(config, file, self._progress)
         self.config = config
         self.backend = backend
         self.fingerprint = fingerprint
@@ -65,18 +72,20 @@ class Decoder:
         self._rows_read = 0
         self._mode: WeightMode = weights
         table = (config.vocab_size, config.hidden_size)
-        self._embedding = EmbeddingTable(file, EMBEDDING, expect=table)
-        self._rope = RopeTable(
-            rope_dim=config.rope_dim, theta=config.rope_theta, factors=_rope_factors(config, file)
+        self._embedding = EmbeddingTable(
+            file, embedding_name(config), expect=table, scale=config.embedding_scale
         )
-        shape = layer_shape(config)
+        self._ropes, self._rope_of_layer = _rope_tables(config, file)
         self._layers = [
-            backend.build_layer(shape, self._layer_weights(layer))
+            backend.build_layer(layer_shape(config, layer), self._layer_weights(layer))
             for layer in range(config.num_layers)
         ]
-        self._output_norm = vector(file, OUTPUT_NORM, length=config.hidden_size)
-        self._output = self._pack(EMBEDDING if config.tie_embeddings else OUTPUT, table)
+        self._output_norm = self._vector(output_norm_name(config), config.hidden_size, norm=True)
+        # With 4-bit layers too the output keeps 8 bits: every logit comes straight from it.
+        mode: WeightMode = "auto" if weights == "q4" else weights
+        self._output = self._pack(output_name(config), table, mode=mode)
         file.forget_pages()
+        self._progress.finish()
 
     def forward(
         self,
@@ -119,17 +128,18 @@ class Decoder:
         if self._rows_read >= ROWS_KEPT:
             self._file.forget_pages()
             self._rows_read = 0
-        cos, sin = self._rope.rows(positions)
-        step = self.backend.begin_step(segments, cos, sin)
+        # Layers that rotate by other angles have a step of their own over the same rows.
+        steps = [self.backend.begin_step(segments, *rope.rows(positions)) for rope in self._ropes]
         # Behind the last layer's attention only the rows whose logits are wanted matter.
         wanted = np.unique(np.asarray(logit_rows or [], np.int32))
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
             kept = wanted if index == last and len(wanted) < len(hidden) else None
+            step = steps[self._rope_of_layer[index]]
             self.backend.run_layer(layer, index, hidden, step, kept=kept)
             if on_layer is not None:
                 on_layer()
-        stats = self.backend.step_stats(step)
+        stats = _added([self.backend.step_stats(step) for step in steps])
         if logit_rows is None:
             return None, stats
         start = perf_counter_ns()
@@ -151,24 +161,76 @@ class Decoder:
 
     def _layer_weights(self, layer: int) -> LayerWeights:
         matrices = {
-            field: self._pack(name, shape)
+            field: self._pack(name, shape, mode=self._mode)
             for field, (name, shape) in layer_matrices(self.config, layer).items()
         }
-        norms = {
-            field: vector(self._file, name, length=length)
-            for field, (name, length) in layer_norms(self.config, layer).items()
+        there_may_be = optional_vectors(self.config, layer)
+        vectors = {
+            field: self._vector(name, length, norm=is_norm(field))
+            for field, (name, length) in (there_may_be | layer_vectors(self.config, layer)).items()
+            if field not in there_may_be or name in self._file.tensors
         }
         # Packed by now: the file's pages need not stay in memory beside the copy.
         self._file.forget_pages()
-        return LayerWeights(**matrices, **norms)
+        return LayerWeights(**matrices, **vectors)
 
-    def _pack(self, name: str, shape: tuple[int, int]) -> Any:
-        source = weight_source(self._file, name, expect=shape, mode=self._mode)
-        kind = weight_kind(self._file.tensors[name], self._mode)
-        return self.backend.pack_weight(source, kind=kind)
+    def _vector(self, name: str, length: int, *, norm: bool) -> F32:
+        self._progress.advance()
+        offset = self.config.norm_offset if norm else 0.0
+        return vector(self._file, name, length=length, offset=offset)
+
+    def _pack(self, name: str, shape: tuple[int, int], *, mode: WeightMode) -> Any:
+        self._progress.advance()
+        source = weight_source(self._file, name, expect=shape, mode=mode)
+        return self.backend.pack_weight(source, kind=weight_kind(self._file.tensors[name], mode))
 
 
-def _check_tensors(config: ModelConfig, file: GgufFile) -> None:
+class _Counter:
+    """Tells whoever wants to know how far loading is."""
+
+    def __init__(self, callback: Progress | None, *, total: int) -> None:
+        self._callback = callback
+        self._total = total
+        self._done = 0
+
+    def advance(self) -> None:
+        self._done += 1
+        if self._callback is not None:
+            self._callback(min(self._done, self._total), self._total)
+
+    def finish(self) -> None:
+        """Everything is done, whatever was not packed (an embedding, or what serves no one)."""
+        self._done = self._total - 1
+        self.advance()
+
+
+def _added(parts: Sequence[StepStats]) -> StepStats:
+    total = parts[0]
+    for part in parts[1:]:
+        total.dense_ns += part.dense_ns
+        total.attention_ns += part.attention_ns
+        total.select_ns += part.select_ns
+        for segment, more in zip(total.segments, part.segments, strict=True):
+            segment.pairs_attended += more.pairs_attended
+            segment.pairs_causal += more.pairs_causal
+    return total
+
+
+def _rope_tables(config: ModelConfig, file: TensorFile) -> tuple[list[RopeTable], list[int]]:
+    """The tables there are, and which one each layer uses."""
+    plain = RopeTable(
+        rope_dim=config.rope_dim,
+        theta=config.rope_theta,
+        factors=_rope_factors(config, file),
+        scaling=config.rope_scaling,
+    )
+    if config.local_rope_theta is None or not any(config.windows):
+        return [plain], [0] * config.num_layers
+    local = RopeTable(rope_dim=config.rope_dim, theta=config.local_rope_theta)
+    return [plain, local], [int(window > 0) for window in config.windows]
+
+
+def _check_tensors(config: ModelConfig, file: TensorFile, progress: _Counter) -> None:
     """Every tensor there must be is there and sound, and there is none we would not use."""
     required, optional = tensor_shapes(config)
     unknown = [name for name in file.tensors if name not in required and name not in optional]
@@ -183,10 +245,11 @@ def _check_tensors(config: ModelConfig, file: GgufFile) -> None:
     for name in file.tensors:
         check_finite(file, [name])
         file.forget_pages()
+        progress.advance()
 
 
-def _rope_factors(config: ModelConfig, file: GgufFile) -> F32 | None:
-    if ROPE_FACTORS not in file.tensors:
+def _rope_factors(config: ModelConfig, file: TensorFile) -> F32 | None:
+    if config.source != "gguf" or ROPE_FACTORS not in file.tensors:
         return None
     factors = vector(file, ROPE_FACTORS, length=config.rope_dim // 2)
     if not (factors > 0).all():

@@ -1,23 +1,25 @@
 """From the bytes of a tensor to what the kernels take. The only module that imports `gguf`.
 
 Q4_0, Q4_1, Q8_0 and F32 stay as the file has them: views of the mapping, packed by the backend.
-F16, BF16 and the k-quants become f32 arrays first, and are packed to 8 bits from there.
+All others become f32, a slice of rows at a time, and are packed from there.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import numpy as np
 
 from kvsieve.errors import ConfigError, ModelFileError
 from kvsieve.kernels.backend import WeightFormat, WeightKind, WeightSource
-from kvsieve.models.gguf import GgufFile, TensorInfo
+from kvsieve.models.gguf_header import TensorInfo
+from kvsieve.models.model_file import TensorFile
 from kvsieve.types import F32, I32, I64, U8, AnyArray
 
-WeightMode = Literal["packed", "f32"]
-"""``packed``: 4 and 8 bits, as the file has them or as near as may be. ``f32``: everything
-dequantised, for golden tests."""
+WeightMode = Literal["auto", "q4", "q8", "f32"]
+"""``auto``: 4 bits where the file has 4 bits exactly, else 8. ``q4``: 4 bits for the matrices of
+layers, ``q8``: 8 bits for all, whatever the file has. ``f32``: everything dequantised."""
 
 GROUP = 32
 
@@ -47,6 +49,8 @@ _ENCODINGS: dict[str, _Encoding] = {
     "BF16": _Encoding(block_values=1, block_bytes=2, exponent=0x7F80),
     "Q4_0": _Encoding(block_values=32, block_bytes=18, packs_as="q4_0"),
     "Q4_1": _Encoding(block_values=32, block_bytes=20, float_offsets=(0, 2), packs_as="q4_1"),
+    "Q5_0": _Encoding(block_values=32, block_bytes=22),
+    "Q5_1": _Encoding(block_values=32, block_bytes=24, float_offsets=(0, 2)),
     "Q8_0": _Encoding(block_values=32, block_bytes=34, packs_as="q8_0"),
     "Q4_K": _Encoding(block_values=256, block_bytes=144, float_offsets=(0, 2)),
     "Q5_K": _Encoding(block_values=256, block_bytes=176, float_offsets=(0, 2)),
@@ -64,7 +68,7 @@ _PACKED_KIND: dict[WeightFormat, WeightKind] = {
 
 
 def weight_source(
-    file: GgufFile, name: str, *, expect: tuple[int, int], mode: WeightMode = "packed"
+    file: TensorFile, name: str, *, expect: tuple[int, int], mode: WeightMode = "auto"
 ) -> WeightSource:
     """A matrix as the backend's `pack_weight` takes it.
 
@@ -72,13 +76,13 @@ def weight_source(
     ----------
     file, name : where it is
     expect : ``(rows, cols)`` that the model's configuration asks for
-    mode : ``packed`` gives Q4_0, Q4_1 and Q8_0 as they are; ``f32`` dequantises them as well
+    mode : how it will be packed: blocks that are kept as they are come as they are
 
     Returns
     -------
     WeightSource
-        ``data`` is ``u8 [rows, row_bytes]`` or ``f32 [rows, cols]``; a read-only view of the
-        mapping where the file already has that form.
+        ``data`` is ``u8 [rows, row_bytes]`` or ``f32 [rows, cols]``: a read-only view of the
+        mapping where the file already has that form, else `DequantisedRows`.
 
     Raises
     ------
@@ -90,29 +94,64 @@ def weight_source(
     rows, cols = expect
     encoding = _ENCODINGS[info.ggml_type]
     raw = file.raw(name).reshape(rows, -1)
-    if mode == "packed" and encoding.packs_as != "f32":
+    if weight_kind(info, mode) == _PACKED_KIND[encoding.packs_as] and encoding.packs_as != "f32":
         return WeightSource(data=raw, format=encoding.packs_as, rows=rows, cols=cols)
     if info.ggml_type == "F32":
         return WeightSource(data=raw.view("<f4"), format="f32", rows=rows, cols=cols)
-    data = np.empty((rows, cols), np.float32)
-    step = max(1, _SLICE_VALUES // cols)
-    for start in range(0, rows, step):
-        data[start : start + step] = dequantise(raw[start : start + step], info.ggml_type)
+    data = DequantisedRows(file, raw, ggml_type=info.ggml_type, cols=cols)
     return WeightSource(data=data, format="f32", rows=rows, cols=cols)
 
 
+class DequantisedRows:
+    """A matrix ``f32 [rows, cols]`` in a file of another type, made slice by slice."""
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, file: TensorFile, raw: U8, *, ggml_type: str, cols: int) -> None:
+        self.shape = (len(raw), cols)
+        self._file = file
+        self._raw = raw
+        self._type = ggml_type
+
+    def __getitem__(self, rows: slice) -> F32:
+        values = dequantise(self._raw[rows], self._type)
+        self._file.forget_pages()
+        return values
+
+
 def weight_kind(info: TensorInfo, mode: WeightMode) -> WeightKind:
-    """The packing that `mode` asks for a matrix: ``q4`` only where the file has 4 bits exactly."""
-    return "f32" if mode == "f32" else _PACKED_KIND[_encoding(info).packs_as]
+    """The packing that `mode` asks for a matrix."""
+    if mode == "auto":
+        return _PACKED_KIND[_encoding(info).packs_as]
+    return mode
 
 
-def vector(file: GgufFile, name: str, *, length: int) -> F32:
-    """A vector as ``f32 [length]``, copied out of the file (F32, F16 or BF16)."""
+def packed_bytes(info: TensorInfo, mode: WeightMode) -> int:
+    """Bytes of a tensor once packed; f16 scales, and for Q4_1 f16 offsets, included."""
+    values = math.prod(info.shape)
+    if len(info.shape) < 2 or mode == "f32":
+        return 4 * values
+    if weight_kind(info, mode) == "q8":
+        return values * 34 // GROUP
+    return values * (20 if info.ggml_type == "Q4_1" else 18) // GROUP
+
+
+def check_mode(function: str, mode: str) -> None:
+    """Raise ConfigError unless `mode` is a `WeightMode`."""
+    if mode not in get_args(WeightMode):
+        raise ConfigError(
+            f"[{function}] weights: expected one of {', '.join(get_args(WeightMode))}, got {mode!r}"
+        )
+
+
+def vector(file: TensorFile, name: str, *, length: int, offset: float = 0.0) -> F32:
+    """A vector plus `offset` as ``f32 [length]``, copied out of the file (F32, F16 or BF16)."""
     info = check_tensor(file, name, expect=(length,))
-    return np.array(dequantise(file.raw(name)[None], info.ggml_type)[0])
+    values = np.array(dequantise(file.raw(name)[None], info.ggml_type)[0])
+    return values + np.float32(offset) if offset else values
 
 
-def check_tensor(file: GgufFile, name: str, *, expect: tuple[int, ...]) -> TensorInfo:
+def check_tensor(file: TensorFile, name: str, *, expect: tuple[int, ...]) -> TensorInfo:
     """The tensor's entry, after its shape and type have been checked."""
     info = file.tensors.get(name)
     if info is None:
@@ -127,7 +166,7 @@ def check_tensor(file: GgufFile, name: str, *, expect: tuple[int, ...]) -> Tenso
     return info
 
 
-def check_finite(file: GgufFile, names: Iterable[str]) -> None:
+def check_finite(file: TensorFile, names: Iterable[str]) -> None:
     """Raise `ModelFileError` naming the first of `names` that holds NaN or infinity.
 
     Looks at every float of the tensors (values, or the scales of quantised blocks; the value of
@@ -148,6 +187,7 @@ def check_finite(file: GgufFile, names: Iterable[str]) -> None:
                     raise _error(
                         file, name, "finite values", f"NaN or infinity at row {row}, column {col}"
                     )
+                file.forget_pages()
 
 
 def _float_columns(raw: U8, encoding: _Encoding) -> Iterator[AnyArray]:
@@ -204,9 +244,12 @@ def dequantise(raw: U8, ggml_type: str) -> F32:
 
 
 class EmbeddingTable:
-    """Rows of the embedding, decoded from the mapping as they are asked for."""
+    """Rows of the embedding times `scale`, decoded from the mapping as they are asked for."""
 
-    def __init__(self, file: GgufFile, name: str, *, expect: tuple[int, int]) -> None:
+    def __init__(
+        self, file: TensorFile, name: str, *, expect: tuple[int, int], scale: float = 1.0
+    ) -> None:
+        self._scale = np.float32(scale)
         info = check_tensor(file, name, expect=expect)
         self.num_rows, self.width = expect
         self._type = info.ggml_type
@@ -227,7 +270,8 @@ class EmbeddingTable:
             raise ConfigError(
                 f"[EmbeddingTable.rows] ids: expected token ids below {self.num_rows}, got {bad}"
             )
-        return dequantise(self._raw[ids], self._type)
+        values = dequantise(self._raw[ids], self._type)
+        return values * self._scale if self._scale != 1 else values
 
 
 def _encoding(info: TensorInfo) -> _Encoding:
@@ -239,5 +283,5 @@ def _encoding(info: TensorInfo) -> _Encoding:
     return _ENCODINGS[info.ggml_type]
 
 
-def _error(file: GgufFile, name: str, expected: str, got: object) -> ModelFileError:
+def _error(file: TensorFile, name: str, expected: str, got: object) -> ModelFileError:
     return ModelFileError(f"[weights] {file.path}: tensor {name!r}: expected {expected}, got {got}")

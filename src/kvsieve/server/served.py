@@ -76,7 +76,7 @@ def served_model(
     own, which `Served.close` ends; TemplateError if it does not compile.
     """
     file, tokenizer = llm.file, llm.tokenizer
-    source = template_source or file.metadata.get("tokenizer.chat_template")
+    source = template_source or llm.chat_template
     template = None
     if isinstance(source, str) and isinstance(tokenizer, Tokenizer):
         bos, eos = tokenizer.bos_id, tokenizer.eos_id
