@@ -70,7 +70,7 @@ def calibrate(run: CalibrateOptions, sparse: SparseOptions, model: ModelOptions)
     from kvsieve.evals.calibration import calibrate as measure
     from kvsieve.evals.calibration import check_writable, profile_path
 
-    path = run.out or profile_path(resolve_model(model.model))
+    path = run.out or profile_path(resolve_model(model.source, offline=model.offline))
     check_writable(path)
     with StatusBar() as bar, open_model(model, bar=bar) as llm:
         profile = measure(
