@@ -9,6 +9,7 @@ second, 2 per multiplication and addition: its bound is the dot-product instruct
 """
 
 import argparse
+import math
 import sys
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from time import perf_counter
 import numpy as np
 
 from kvsieve import LLM, SamplingParams, SparseAttention
-from kvsieve.engine.memory import packed_bytes
+from kvsieve.engine.memory import weights_bytes
 from kvsieve.engine.model_loader import resolve_model
 from kvsieve.lab.ledger import ledger
 from kvsieve.lab.reading import Rule
@@ -42,14 +43,14 @@ def plain_read(buffer: np.ndarray, pool: ThreadPoolExecutor, threads: int) -> fl
     return buffer.nbytes / best / 1e9
 
 
-def weight_bytes(model: str, *, tied: bool) -> tuple[int, int]:
-    """Packed bytes that one token reads, and the matrices' values in the layers."""
+def layer_values(model: str) -> int:
+    """Values of the matrices in the layers: one multiplication and addition each per token."""
     with GgufFile.open(resolve_model(model)) as file:
-        tensors = list(file.tensors.values())
-        values = sum(
-            int(np.prod(t.shape)) for t in tensors if t.name.startswith("blk.") and len(t.shape) > 1
+        return sum(
+            math.prod(tensor.shape)
+            for name, tensor in file.tensors.items()
+            if name.startswith("blk.") and len(tensor.shape) > 1
         )
-        return packed_bytes(tensors, tied=tied), values
 
 
 def run_once(llm: LLM, ids: list[int], arm: str) -> dict[str, float]:
@@ -80,7 +81,9 @@ def main() -> None:
     llm = LLM(args.model, threads=args.threads, ctx_size=max(depths) + TOKENS + 1)
     config = llm.config
     shape = ModelShape.from_config(config, k_type="q8_0", v_type="q8_0")
-    weights, values = weight_bytes(args.model, tied=config.tie_embeddings)
+    values = layer_values(args.model)
+    with GgufFile.open(resolve_model(args.model)) as file:
+        weights = weights_bytes(file.tensors, config)
     prompts = {
         d: np.random.default_rng(d).integers(0, config.vocab_size, d).tolist() for d in depths
     }
@@ -96,7 +99,7 @@ def main() -> None:
                         found[depth, arm][part].append(ms)
             print(f"round {number + 1} of {args.rounds}", file=sys.stderr, flush=True)
     read = median(reads)
-    print(f"{llm.model_name}, {llm.info.isa}, {args.threads} threads; plain read {read:.1f} GB/s\n")
+    print(f"{config.name}, {llm.info.isa}, {args.threads} threads; plain read {read:.1f} GB/s\n")
     print("| depth | part | MB | ms | GB/s | of a plain read |")
     print("| --- | --- | --- | --- | --- | --- |")
     for depth in depths:
