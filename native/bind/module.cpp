@@ -63,6 +63,14 @@ kvsieve::CacheType cache_type(const std::string& name) {
   throw std::invalid_argument("unknown cache type: " + name);
 }
 
+kvsieve::Selector selector(const std::string& name) {
+  if (name == "probe") return kvsieve::Selector::probe;
+  if (name == "even") return kvsieve::Selector::even;
+  if (name == "anchors") return kvsieve::Selector::anchors;
+  if (name == "window") return kvsieve::Selector::window;
+  throw std::invalid_argument("unknown selector: " + name);
+}
+
 // Steps and layers point into arrays; these keep the arrays alive.
 struct PyLayer {
   kvsieve::Layer layer;
@@ -134,8 +142,15 @@ void add_segment(PyStep& self, const nb::dict& fields) {
               static_cast<size_t>(number("v_scale_offset")),
               static_cast<size_t>(number("page_bytes"))};
   if (s.is_sparse)
-    s.plan = {flag("probe"),         integer("k"),        integer("block_size"),
-              integer("num_probes"), flag("share_group"), integer("exact_from_tile")};
+    s.plan = {selector(nb::cast<std::string>(fields["selector"])),
+              integer("k"),
+              integer("block_size"),
+              integer("num_probes"),
+              flag("share_group"),
+              integer("exact_from_tile"),
+              nb::cast<float>(fields["mass"]),
+              integer("k_min"),
+              nb::cast<std::vector<int>>(fields["exact_layers"])};
   s.num_kv_heads = integer("num_kv_heads");
   s.pages = array.operator()<uint8_t>("pages");
   s.layer_page_bytes = static_cast<size_t>(number("layer_page_bytes"));
@@ -146,6 +161,7 @@ void add_segment(PyStep& self, const nb::dict& fields) {
     s.index_block = integer("index_block");
     s.index_step = integer("index_step");
     s.index_entries = integer("index_entries");
+    s.index_is_anchors = flag("index_is_anchors");
   }
   s.importance = array.operator()<int64_t>("importance");
   s.importance_tokens = static_cast<size_t>(number("importance_tokens"));
@@ -261,7 +277,9 @@ NB_MODULE(_native, m) {
           "cos"_a, "sin"_a)
       .def("add_segment", &add_segment, "fields"_a)
       .def_prop_ro("rows", [](const PyStep& s) { return s.step.rows; })
-      .def("counts", &step_counts);
+      .def("counts", &step_counts)
+      .def("kept_mass",
+           [](const PyStep& s, int segment) { return s.step.segments[segment].kept_mass; });
 
   nb::class_<kvsieve::Engine>(m, "Engine")
       .def(

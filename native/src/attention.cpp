@@ -45,6 +45,7 @@ void Attention::prepare(HeadShape shape, const std::vector<Segment>& segments) {
     scratch.took_part = false;
   }
   partials_.reserve(partials * (shape.head_dim + 2));
+  kept_.reserve(segments.size() * shape.num_q_heads);
   recorded_tokens_ = recorded;
 }
 
@@ -133,7 +134,7 @@ void Attention::attend_decode(const std::vector<Segment>& segments, const std::v
   }
 }
 
-void Attention::merge(const Merge& merge, float* out) const {
+float Attention::merge(const Merge& merge, const Lists& lists, float* out) const {
   const int d = shape_.head_dim;
   const float* partial = partials_.data() + merge.partial;
   std::copy_n(partial, d, out);
@@ -143,6 +144,20 @@ void Attention::merge(const Merge& merge, float* out) const {
     kernels_.merge(out, &m, &sum, partial, partial[d], partial[d + 1], d);
   }
   kernels_.finish(out, sum, d);
+  if (lists.skipped.empty() || lists.length(merge.head * lists.heads / shape_.num_q_heads, 0) < 0)
+    return 1.0f;
+  const float top = lists.skipped_top[merge.head], common = std::max(m, top);
+  const float read = sum * kernels_.exp(m - common);
+  return read / (read + lists.skipped[merge.head] * kernels_.exp(top - common));
+}
+
+void Attention::count_kept(std::vector<Segment>& segments) const {
+  for (size_t i = 0; i < segments.size(); i++) {
+    const Segment& s = segments[i];
+    if (s.is_prefill || !s.is_sparse || s.plan.selector != Selector::anchors) continue;
+    const float* kept = kept_.data() + i * shape_.num_q_heads;
+    segments[i].kept_mass.emplace_back(kept, kept + shape_.num_q_heads);
+  }
 }
 
 void Attention::attend_tile(const Segment& s, const Lists& lists, const FoldedQueries& queries,
@@ -228,7 +243,9 @@ void Attention::run(Worker& worker, const std::vector<Segment>& segments,
   if (!scratch.merges.empty())
     worker.share(static_cast<int64_t>(scratch.merges.size()), 1, [&](int64_t i) {
       const Merge& each = scratch.merges[i];
-      merge(each, out + segments[each.segment].first_row * stride + each.head * shape_.head_dim);
+      kept_.data()[each.segment * shape_.num_q_heads + each.head] =
+          merge(each, lists[each.segment],
+                out + segments[each.segment].first_row * stride + each.head * shape_.head_dim);
     });
   for (size_t i = 0; i < segments.size(); i++) {
     const Segment& s = segments[i];

@@ -13,9 +13,9 @@ int64_t now_ns() {
       .count();
 }
 
-// Phases of a layer: 12 of its own, and for each segment at most 1 to enter the cache, 5 to select
-// and 1 to sum importance.
-int num_phases(size_t segments) { return 12 + 7 * static_cast<int>(segments); }
+// Phases of a layer: 12 of its own, and for each segment at most 1 to enter the cache, 1 to
+// complete its index, 5 to select and 1 to sum importance.
+int num_phases(size_t segments) { return 12 + 8 * static_cast<int>(segments); }
 
 // So many rows each thread norms and quantises for itself: less than the wait for one that does it
 // for all (576 values take .2 us, the end of a phase .3 to 1).
@@ -305,6 +305,7 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step,
     std::memcpy(hidden + static_cast<size_t>(kept[i]) * width,
                 kept_.data() + static_cast<size_t>(i) * width, sizeof(float) * width);
   selection_.count_pairs(step.segments);
+  attention_.count_kept(step.segments);
   step.times.select_ns += after_select - before_select;
   step.times.attention_ns += after_attention - after_select;
   step.times.dense_ns += now_ns() - start - (after_attention - before_select);

@@ -12,6 +12,8 @@ void Lists::reset(int new_heads, int new_tiles, int new_capacity) {
   lengths.assign(static_cast<size_t>(heads) * tiles, -1);
   const size_t need = static_cast<size_t>(heads) * tiles * capacity;
   if (blocks.size() < need) blocks.resize(need);
+  skipped.clear();
+  skipped_top.clear();
 }
 
 bool Lists::all_exact() const {
@@ -47,7 +49,7 @@ bool append_tile(const Kernels& kernels, const Segment& s, int layer, int head, 
     const size_t at = (row * s.num_kv_heads + head) * d;
     if (!kernels.append(s.layout, page, position % kBlock, k + at, v + at))
       finite = false;
-    else if (s.index)
+    else if (s.index && !s.index_is_anchors)
       index_key(s, layer, head, position, page);
   }
   return finite;

@@ -30,19 +30,53 @@ int take_best(const Value* value, int count, int want, PickScratch scratch) {
   return scratch.order[want - 1];
 }
 
+// Clears `taken`, marks the guards that fit, and returns the places left.
+int take_guards(int count, int k, bool neighbour_first, PickScratch scratch) {
+  std::memset(scratch.taken, 0, count);
+  const int second = neighbour_first ? count - 2 : 0, third = neighbour_first ? 0 : count - 2;
+  for (int guard : {count - 1, second, third}) {
+    if (k == 0 || guard < 0 || scratch.taken[guard]) continue;
+    scratch.taken[guard] = 1;
+    k--;
+  }
+  return k;
+}
+
 }  // namespace
 
 void pick_guarded(const float* scores, int count, int k, bool neighbour_first,
                   PickScratch scratch) {
-  std::memset(scratch.taken, 0, count);
-  int places = k;
-  const int second = neighbour_first ? count - 2 : 0, third = neighbour_first ? 0 : count - 2;
-  for (int guard : {count - 1, second, third}) {
-    if (places == 0 || guard < 0 || scratch.taken[guard]) continue;
-    scratch.taken[guard] = 1;
-    places--;
+  take_best(scores, count, take_guards(count, k, neighbour_first, scratch), scratch);
+}
+
+void pick_mass(const float* shares, int count, float mass, int k_min, int k, bool neighbour_first,
+               PickScratch scratch) {
+  int places = take_guards(count, k, neighbour_first, scratch), free = 0;
+  float reached = 0;
+  for (int b = 0; b < count; b++) {
+    if (scratch.taken[b])
+      reached += shares[b];
+    else
+      scratch.order[free++] = b;
   }
-  take_best(scores, count, places, scratch);
+  int taken = k - places;
+  std::sort(scratch.order, scratch.order + free, [&](int32_t a, int32_t b) {
+    return shares[a] > shares[b] || (shares[a] == shares[b] && a < b);
+  });
+  for (int i = 0; i < free && places > 0 && (taken < k_min || reached < mass); i++) {
+    scratch.taken[scratch.order[i]] = 1;
+    reached += shares[scratch.order[i]];
+    places--;
+    taken++;
+  }
+}
+
+void pick_window(int count, int k, PickScratch scratch) {
+  for (int b = 0; b < count; b++) scratch.taken[b] = b >= count - k;
+  if (k > 1 && k < count) {
+    scratch.taken[count - k] = 0;
+    scratch.taken[0] = 1;
+  }
 }
 
 void pick_ends(const float* scores, int count, int k, PickScratch scratch) {

@@ -23,9 +23,12 @@ constexpr Ahead kAllKeys{4, 1}, kCoarseKeys{16, 4};
 int coarse_step(int entries) { return std::max(1, entries / 2); }
 
 bool has_two_levels(const Segment& s) {
-  return !s.plan.probe &&
+  return s.plan.selector == Selector::even &&
          ceil_div(s.end() / s.plan.block_size, kIndexLanes) > num_candidates(s.plan.k);
 }
+
+// A context of up to so many blocks is read whole.
+int smallest_budget(const Plan& plan) { return plan.mass > 0 ? plan.k_min : plan.k; }
 
 }  // namespace
 
@@ -35,23 +38,24 @@ int Selection::score_stride(const Segment& s) {
 
 bool Selection::decode_is_sparse(const Segment& s) const {
   return s.is_sparse && !s.is_prefill && s.end() > 2 * kBlock &&
-         ceil_div(s.end(), s.plan.block_size) > s.plan.k;
+         ceil_div(s.end(), s.plan.block_size) > smallest_budget(s.plan);
 }
 
 bool Selection::tile_is_sparse(const Segment& s, int tile) const {
   const int block = s.first_tile() + tile;
   return s.is_sparse && s.is_prefill && block >= 2 && block < s.plan.exact_from_tile &&
-         block * kBlock / s.plan.block_size + 1 > s.plan.k;
+         block * kBlock / s.plan.block_size + 1 > smallest_budget(s.plan);
 }
 
 void Selection::prepare(HeadShape shape, const std::vector<Segment>& segments) {
   shape_ = shape;
+  anchors_.prepare(shape, segments);
   lists_.resize(segments.size());
   importance_at_.resize(segments.size());
   scores_at_.resize(segments.size());
   candidates_at_.resize(segments.size());
   size_t sums = 0, scores = 0, candidates = 0;
-  int stride = 0;
+  int stride = 0, pages = 0;
   for (size_t i = 0; i < segments.size(); i++) {
     const Segment& s = segments[i];
     const bool per_head = !s.is_prefill && s.is_sparse && !s.plan.share_group && !shape.window;
@@ -62,6 +66,13 @@ void Selection::prepare(HeadShape shape, const std::vector<Segment>& segments) {
     importance_at_[i] = sums;
     if (!s.is_sparse) continue;
     stride = std::max(stride, score_stride(s));
+    if (s.plan.selector == Selector::anchors) {
+      pages = std::max(pages, Anchors::stride(s));
+      if (!s.is_prefill) {
+        lists_[i].skipped.resize(shape.num_q_heads);
+        lists_[i].skipped_top.resize(shape.num_q_heads);
+      }
+    }
     sums += score_stride(s);
     scores_at_[i] = scores;
     candidates_at_[i] = candidates;
@@ -77,6 +88,8 @@ void Selection::prepare(HeadShape shape, const std::vector<Segment>& segments) {
     scratch.page_logits.reserve(kMaxRows * kBlock);
     scratch.scores.reserve(static_cast<size_t>(kMaxRows) * stride);
     scratch.merged.reserve(stride);
+    // Decode keeps the masses of a whole group until its blocks are chosen.
+    scratch.masses.reserve(static_cast<size_t>(std::max(kMaxRows, shape.group_size())) * pages);
     scratch.taken.reserve(stride);
     scratch.order.reserve(stride);
   }
@@ -111,7 +124,7 @@ void Selection::score_group(const Scoring& scoring, int group, int ahead, Keys k
   const int blocks = ceil_div(scoring.n, s.plan.block_size), full = scoring.n / s.plan.block_size;
   int block = group * kIndexLanes;
   const int end = std::min(block + kIndexLanes, blocks);
-  if (s.index && block < full) {
+  if (s.index && !s.index_is_anchors && block < full) {
     kernels_.index_scores(
         s.index_record(scoring.layer, scoring.kv_head, group),
         ahead < 0 ? nullptr : s.index_record(scoring.layer, scoring.kv_head, ahead),
@@ -124,6 +137,8 @@ void Selection::score_group(const Scoring& scoring, int group, int ahead, Keys k
 
 void Selection::score(const Segment& s, int layer, int kv_head, const Queries& q, int rows, int n,
                       float* out, int stride, int thread) {
+  if (s.plan.selector == Selector::anchors)
+    return score_shares(s, layer, kv_head, q, rows, out, stride, thread);
   const Scoring scoring{s, layer, kv_head, q, rows, n, out, stride};
   const int groups = ceil_div(ceil_div(n, s.plan.block_size), kIndexLanes);
   for (int group = 0; group < groups; group++)
@@ -238,12 +253,22 @@ void Selection::select_decode(size_t segment, const Segment& s, int head, const 
       merge_row(scores + static_cast<size_t>(h) * stride, blocks, counted, h == 0, merged);
     scores = merged;
   }
-  PickScratch pick{scratch.taken.data(), scratch.order.data()};
-  if (s.plan.probe)
-    pick_probe(scores, importance, blocks, s.plan.k, pick);
+  PickScratch marks{scratch.taken.data(), scratch.order.data()};
+  pick(s, scores, blocks, importance, marks);
+  store_list(s, marks.taken, s.num_blocks(), head, 0, lists);
+}
+
+void Selection::pick(const Segment& s, const float* scores, int count, const int64_t* importance,
+                     PickScratch scratch) const {
+  const Plan& plan = s.plan;
+  if (plan.selector == Selector::window)
+    pick_window(count, plan.k, scratch);
+  else if (plan.selector == Selector::probe && !s.is_prefill)
+    pick_probe(scores, importance, count, plan.k, scratch);
+  else if (plan.mass > 0)
+    pick_mass(scores, count, plan.mass, plan.k_min, plan.k, s.is_prefill, scratch);
   else
-    pick_guarded(scores, blocks, s.plan.k, false, pick);
-  store_list(s, pick.taken, s.num_blocks(), head, 0, lists);
+    pick_guarded(scores, count, plan.k, s.is_prefill, scratch);
 }
 
 void Selection::select_tile(const Segment& s, const FoldedQueries& queries, int layer, int kv_head,
@@ -255,7 +280,8 @@ void Selection::select_tile(const Segment& s, const FoldedQueries& queries, int 
   float* scores = scratch.scores.data();
   float* merged = scratch.merged.data();
   bool first = true;
-  for (int g = 0; g < shape_.group_size(); g++)
+  const bool by_keys = s.plan.selector == Selector::probe || s.plan.selector == Selector::even;
+  for (int g = 0; by_keys && g < shape_.group_size(); g++)
     for (int row = begin; row < end; row += kMaxRows) {
       const int rows = std::min(kMaxRows, end - row);
       const Queries q = queries.view(s, row, kv_head * shape_.group_size() + g, false);
@@ -263,10 +289,13 @@ void Selection::select_tile(const Segment& s, const FoldedQueries& queries, int 
       for (int r = 0; r < rows; r++, first = false)
         merge_row(scores + r * stride, diagonal, diagonal, first, merged);
     }
-  merged[diagonal] = 0;  // always taken, whatever its score
-  PickScratch pick{scratch.taken.data(), scratch.order.data()};
-  pick_guarded(merged, diagonal + 1, s.plan.k, true, pick);
-  store_list(s, pick.taken, page + 1, kv_head, tile, lists);
+  if (by_keys)
+    merged[diagonal] = 0;  // always taken, whatever its score
+  else if (s.plan.selector == Selector::anchors)
+    tile_shares(s, queries, layer, kv_head, tile, merged, thread);
+  PickScratch marks{scratch.taken.data(), scratch.order.data()};
+  pick(s, merged, diagonal + 1, nullptr, marks);
+  store_list(s, marks.taken, page + 1, kv_head, tile, lists);
 }
 
 void Selection::run(Worker& worker, const std::vector<Segment>& segments,
@@ -275,7 +304,11 @@ void Selection::run(Worker& worker, const std::vector<Segment>& segments,
   for (size_t i = 0; i < segments.size(); i++) {
     const Segment& s = segments[i];
     Lists& lists = lists_[i];
-    if (!s.is_sparse || (!s.is_prefill && !decode_is_sparse(s))) continue;
+    if (const int completed = Anchors::num_completed(s))  // in an exact layer too: others reuse it
+      worker.share(completed, 1, [&](int64_t item) {
+        anchors_.build(s, queries, layer, static_cast<int>(item));
+      });
+    if (!s.is_sparse || s.plan.is_exact(layer) || (!s.is_prefill && !decode_is_sparse(s))) continue;
     if (s.is_prefill) {
       worker.share(static_cast<int64_t>(lists.tiles) * lists.heads, 1, [&](int64_t item) {
         const int tile = lists.tiles - 1 - static_cast<int>(item) / lists.heads;  // longest first
@@ -286,7 +319,7 @@ void Selection::run(Worker& worker, const std::vector<Segment>& segments,
       continue;
     }
     int64_t* sums = nullptr;
-    if (s.plan.probe && s.importance) {
+    if (s.plan.selector == Selector::probe && s.importance) {
       sums = importance_.data() + importance_at_[i];
       const int64_t* tokens = s.importance + layer * s.importance_tokens;
       const int size = s.plan.block_size;
@@ -296,8 +329,13 @@ void Selection::run(Worker& worker, const std::vector<Segment>& segments,
         for (int64_t t = begin; t < end; t++) sums[block] += tokens[t];
       });
     }
-    score_decode(worker, i, s, queries, layer, lists.heads);
+    const bool by_shares = s.plan.selector == Selector::anchors;
+    if (!by_shares && s.plan.selector != Selector::window)
+      score_decode(worker, i, s, queries, layer, lists.heads);
     worker.share(lists.heads, 1, [&](int64_t head) {
+      if (by_shares)
+        return select_decode_by_shares(s, queries, layer, static_cast<int>(head), lists,
+                                       worker.id());
       select_decode(i, s, static_cast<int>(head), sums, lists, worker.id());
     });
   }

@@ -18,6 +18,8 @@ class Attention {
   // Writes out [rows][Hq * D]; called by every worker of a job.
   void run(Worker& worker, const std::vector<Segment>& segments, const std::vector<Lists>& lists,
            const FoldedQueries& queries, int layer, float* out);
+  // Adds the share of attention that the last run read to the segments' counts; by one thread.
+  void count_kept(std::vector<Segment>& segments) const;
 
  private:
   // A unit of work: one run of a decode list for the rows that share it, or one prompt tile of one
@@ -66,7 +68,8 @@ class Attention {
                    const Item& item, float* out, Scratch& scratch);
   void record_importance(List blocks, int rows, const float* m, const float* sums,
                          int64_t* importance, Scratch& scratch) const;
-  void merge(const Merge& merge, float* out) const;
+  // Returns the share of all attention that was read, by the estimate of the rest in `lists`.
+  float merge(const Merge& merge, const Lists& lists, float* out) const;
 
   const Kernels& kernels_;
   HeadShape shape_{};
@@ -75,6 +78,7 @@ class Attention {
   std::vector<size_t> importance_at_;  // where a segment's tokens start in Scratch::importance
   std::vector<int32_t> every_block_;   // 0, 1, 2, ...
   Buffer<float> partials_;             // decode: [item][row][D + 2]
+  Buffer<float> kept_;                 // decode: [segment][query head]
 };
 
 }  // namespace kvsieve

@@ -26,6 +26,9 @@ constexpr int kRunTokens = kRunBlocks * kBlock;
 constexpr int kMaxRows = 8;  // query rows that share the loads of a page (registers: 2 sums each)
 constexpr int kMaxHeadDim = 512;
 constexpr int kMaxScaleGroups = kMaxHeadDim / kGroup;
+constexpr int kAnchors = 2;  // keys of a block that stand for themselves in its record
+constexpr int kAnchorVectors = kAnchors + 1;  // and the mean of the others
+constexpr int kAnchorBands = 4;               // runs of channels with a spread of their own
 constexpr int kIndexLanes = 16;  // selection blocks per group of the packed index: one per lane
 
 enum class WeightKind : int { f32 = 0, q4 = 1, q8 = 2 };
@@ -71,6 +74,13 @@ struct Queries {
   const float* scale;
   const int32_t* codes_sum;  // [row][k_groups]
   int stride, scale_stride, sum_stride;
+};
+
+// What the index of anchors needs of a query row: -128 times the sum of its codes, and half of its
+// squared length per band.
+struct AnchorRow {
+  int32_t offset;
+  float half_energy[kAnchorBands];
 };
 
 // One run of listed pages for up to kMaxRows query rows; writes each row's (o, m, s) from scratch.
@@ -119,6 +129,14 @@ struct Kernels {
   // out[row * out_stride + lane]. Asks for the record `ahead` meanwhile, unless it is null.
   void (*index_scores)(const uint8_t* record, const uint8_t* ahead, int entries, int step,
                        int head_dim, const Queries& q, int rows, float* out, int out_stride);
+  // Logits of 16 blocks' anchors and means: out[vector * vector_stride + row * stride + lane].
+  void (*anchor_logits)(const uint8_t* record, int head_dim, const Queries& q,
+                        const AnchorRow* about, int rows, float* out, int stride,
+                        int vector_stride);
+  // Mass of each of `indexed` blocks, and of the two behind them from `recent` [64], of which
+  // `num_recent` logits count; in units of exp(returned maximum). Logits are overwritten.
+  float (*block_masses)(float* logits, int vector_stride, int indexed, float* recent,
+                        int num_recent, float* masses);
   void (*attend_run)(const RunArgs& args);
   // (o, m, s) <- merge of itself and a later run's; m == -inf means "nothing seen".
   void (*merge)(float* o, float* m, float* s, const float* o2, float m2, float s2, int head_dim);

@@ -1,6 +1,7 @@
 // What a step reads and writes: the rows of each sequence, its pages, and the lists chosen for it.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "kvsieve/buffer.h"
@@ -19,12 +20,21 @@ struct HeadShape {
   }
 };
 
+enum class Selector : int { probe = 0, even = 1, anchors = 2, window = 3 };
+
 // A sparse plan; the twin of kernels/backend.py's SparsePlan. k counts blocks of block_size tokens.
 struct Plan {
-  bool probe;
+  Selector selector;
   int k, block_size, num_probes;
   bool share_group;
   int exact_from_tile;
+  float mass;  // budget of `anchors`: blocks until their estimated mass is this, k_min to k; 0: k
+  int k_min;
+  std::vector<int> exact_layers;
+
+  bool is_exact(int layer) const {
+    return std::find(exact_layers.begin(), exact_layers.end(), layer) != exact_layers.end();
+  }
 };
 
 // The rows that one sequence contributes to a step, and its cache.
@@ -40,11 +50,13 @@ struct Segment {
   uint8_t* index;  // [layer][group][kv head][record]; null without one
   size_t layer_index_bytes;
   int index_block, index_step, index_entries;
+  bool index_is_anchors;
   int64_t* importance;  // [layer][importance_tokens]; null without
   size_t importance_tokens;
   bool record_importance;
   int first_row;  // of this segment among the step's rows
   int64_t pairs_attended = 0, pairs_causal = 0;
+  std::vector<std::vector<float>> kept_mass;  // decode with anchors: [layer run][query head]
 
   int end() const { return start + q_len; }
   int first_tile() const { return start / kBlock; }
@@ -64,7 +76,8 @@ struct Segment {
            (static_cast<size_t>(block_table[block]) * num_kv_heads + kv_head) * layout.bytes;
   }
   size_t index_record_bytes() const {
-    return static_cast<size_t>(index_entries) * kIndexLanes * (layout.head_dim + 4);
+    const int spreads = index_is_anchors ? kAnchorBands : 0;
+    return (static_cast<size_t>(index_entries) * (layout.head_dim + 4) + 4 * spreads) * kIndexLanes;
   }
   uint8_t* index_record(int layer, int kv_head, int group) const {
     return index + layer * layer_index_bytes +
@@ -76,6 +89,9 @@ struct Segment {
 struct Lists {
   int heads = 0, tiles = 0, capacity = 0;
   std::vector<int32_t> lengths, blocks;
+  // Decode with anchors, per query head: estimated mass of the blocks that are not read, in units
+  // of exp(skipped_top); empty where nobody estimates.
+  std::vector<float> skipped, skipped_top;
 
   // Every list exact; memory only grows.
   void reset(int new_heads, int new_tiles, int new_capacity);

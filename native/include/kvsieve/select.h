@@ -21,6 +21,14 @@ void pick_guarded(const float* scores, int count, int k, bool neighbour_first, P
 // The first and the last, then by score.
 void pick_ends(const float* scores, int count, int k, PickScratch scratch);
 
+// The same guards, then by score until the scores of the chosen (shares of a mass, summing to 1)
+// reach `mass`; at least k_min and at most k.
+void pick_mass(const float* shares, int count, float mass, int k_min, int k, bool neighbour_first,
+               PickScratch scratch);
+
+// The last k blocks, block 0 in place of the oldest of them.
+void pick_window(int count, int k, PickScratch scratch);
+
 // The original's rule: half of the budget by importance (null: none), the rest by score, and the
 // last block in place of the lowest-scoring one of those.
 void pick_probe(const float* scores, const int64_t* importance, int count, int k,

@@ -3,15 +3,18 @@
 
 #include <vector>
 
+#include "kvsieve/anchors.h"
 #include "kvsieve/buffer.h"
 #include "kvsieve/pool.h"
 #include "kvsieve/segment.h"
+#include "kvsieve/select.h"
 
 namespace kvsieve {
 
 class Selection {
  public:
-  Selection(const Kernels& kernels, int threads) : kernels_(kernels), scratch_(threads) {}
+  Selection(const Kernels& kernels, int threads)
+      : kernels_(kernels), anchors_(kernels, threads), scratch_(threads) {}
 
   // Sizes buffers and sets every list to exact. Not called by workers.
   void prepare(HeadShape shape, const std::vector<Segment>& segments);
@@ -21,7 +24,8 @@ class Selection {
   // Adds what attention will read to the segments' counts; by one thread, after run.
   void count_pairs(std::vector<Segment>& segments);
 
-  // Best sampled logit of selection blocks [0, ceil(n / block_size)): out[row * stride + block].
+  // Best sampled logit (with anchors: share of the attention) of selection blocks [0, ceil(n /
+  // block_size)): out[row * stride + block].
   void score(const Segment& segment, int layer, int kv_head, const Queries& q, int rows, int n,
              float* out, int stride, int thread);
 
@@ -30,7 +34,7 @@ class Selection {
 
  private:
   struct Scratch {
-    Buffer<float> page_logits, scores, merged;
+    Buffer<float> page_logits, scores, merged, masses;
     Buffer<uint8_t> taken;
     Buffer<int32_t> order;
   };
@@ -63,12 +67,28 @@ class Selection {
   void choose_candidates(size_t segment, const Segment& s, int head, int thread);
   void select_decode(size_t segment, const Segment& s, int head, const int64_t* importance,
                      Lists& lists, int thread);
+  void pick(const Segment& s, const float* scores, int count, const int64_t* importance,
+            PickScratch scratch) const;
+  // Shares of the attention of rows of block `own`, per selection block, merged into `shares` (for
+  // `first`: written): the largest, or under a mass budget the sum. Leaves the rows' masses per
+  // block of 32 in `masses`, and their units in `top`.
+  void add_shares(const Segment& s, int layer, int kv_head, const Queries& q, int rows, int own,
+                  const int* visible, bool first, float* shares, float* masses, float* top,
+                  int thread);
+  void score_shares(const Segment& s, int layer, int kv_head, const Queries& q, int rows,
+                    float* out, int stride, int thread);
+  void select_decode_by_shares(const Segment& s, const FoldedQueries& queries, int layer, int head,
+                               Lists& lists, int thread);
+  // Merged shares of all rows of a prompt tile.
+  void tile_shares(const Segment& s, const FoldedQueries& queries, int layer, int kv_head, int tile,
+                   float* shares, int thread);
   void select_tile(const Segment& s, const FoldedQueries& queries, int layer, int kv_head, int tile,
                    Lists& lists, int thread);
   void store_list(const Segment& s, const uint8_t* taken, int num_blocks, int head, int tile,
                   Lists& lists);
 
   const Kernels& kernels_;
+  Anchors anchors_;
   HeadShape shape_{};
   std::vector<Scratch> scratch_;
   std::vector<Lists> lists_;

@@ -3,6 +3,7 @@
 
 #include "../kernels/elementwise.h"
 // These use f_exp and the lane types above.
+#include "../kernels/anchors.h"
 #include "../kernels/attend.h"
 #include "../kernels/cache.h"
 #include "../kernels/dense.h"
@@ -21,6 +22,8 @@ static const Kernels kTable = {
     .fold_query = fold_query,
     .page_logits = page_logits,
     .index_scores = index_scores,
+    .anchor_logits = anchor_logits,
+    .block_masses = block_masses,
     .attend_run = attend_run,
     .merge = merge,
     .finish = finish,

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from kvsieve.errors import ConfigError
 from kvsieve.types import BLOCK_SIZE
 
-SelectorName = Literal["probe", "even"]
+SelectorName = Literal["probe", "even", "anchors", "window"]
 Share = Literal["head", "group"]
 Phase = Literal["both", "prefill", "decode"]
 
@@ -21,12 +21,18 @@ class SparseAttention:
     k           budget in blocks, counting every block read (guards and diagonal included)
     block_size  tokens per selection block: 32, or a multiple (aligned cache blocks chosen together)
     num_probes  evenly spaced keys scored per block
-    selector    ``probe`` (the original rule, with half of the budget reserved by prefill
-                attention) or ``even``
+    selector    ``anchors`` (a block's most attended keys and the mean of the others, as an
+                estimate of its attention), ``even`` (evenly spaced keys), ``probe`` (the original
+                rule: half of the budget is reserved by prefill attention) or ``window`` (the
+                first block and the last ones)
     share       one selection per query ``head``, or one per ``group`` of heads that share a KV
                 head (decode; prefill always shares by group)
     phase       where it applies: ``both``, ``prefill`` or ``decode``
     dense_tail  the last tokens of a prompt that are read exactly
+    mass        ``anchors`` alone: instead of always `k`, as many blocks as bring the estimated
+                share of the attention to this, at least `k_min` and at most `k_max`
+    exact_layers  layers (from 0) that read everything
+    warn_mass   a reply whose estimated kept mass is under this says so; 0: never
     """
 
     k: int = 32
@@ -36,6 +42,11 @@ class SparseAttention:
     share: Share = "head"
     phase: Phase = "both"
     dense_tail: int = 128
+    mass: float | None = None
+    k_min: int = 8
+    k_max: int = 128
+    exact_layers: tuple[int, ...] = ()
+    warn_mass: float = 0.0
 
     def __post_init__(self) -> None:
         _check_int("k", self.k, minimum=1)
@@ -55,6 +66,48 @@ class SparseAttention:
         _check_choice("selector", self.selector, get_args(SelectorName))
         _check_choice("share", self.share, get_args(Share))
         _check_choice("phase", self.phase, get_args(Phase))
+        self._check_budget()
+
+    def _check_budget(self) -> None:
+        _check_int("k_min", self.k_min, minimum=1)
+        _check_int("k_max", self.k_max, minimum=1)
+        if self.k_min > self.k_max:
+            raise ConfigError(
+                f"[SparseAttention] k_min: expected at most k_max={self.k_max}, got {self.k_min}"
+            )
+        if self.mass is not None:
+            _check_share("mass", self.mass)
+            if not self.mass > 0:
+                raise ConfigError(
+                    f"[SparseAttention] mass: expected a share above 0, got {self.mass}"
+                )
+            if self.selector != "anchors":
+                raise ConfigError(
+                    "[SparseAttention] mass: expected selector anchors, whose scores are shares of "
+                    f"the attention, got {self.selector}"
+                )
+        _check_share("warn_mass", self.warn_mass)
+        if self.warn_mass and self.selector != "anchors":
+            raise ConfigError(
+                "[SparseAttention] warn_mass: expected selector anchors, which estimates it, got "
+                f"{self.selector}"
+            )
+        if not isinstance(self.exact_layers, tuple):
+            raise ConfigError(
+                f"[SparseAttention] exact_layers: expected a tuple, got {self.exact_layers!r}"
+            )
+        for layer in self.exact_layers:
+            _check_int("exact_layers", layer, minimum=0)
+
+    @property
+    def largest_budget(self) -> int:
+        """Blocks that a query reads at most."""
+        return self.k if self.mass is None else self.k_max
+
+    @property
+    def smallest_budget(self) -> int:
+        """Up to so many blocks a context is read whole."""
+        return self.k if self.mass is None else self.k_min
 
     @property
     def uses_importance(self) -> bool:
@@ -69,6 +122,11 @@ def _check_int(name: str, value: object, *, minimum: int) -> None:
         raise ConfigError(
             f"[SparseAttention] {name}: expected an integer of {limit}, got {value!r}"
         )
+
+
+def _check_share(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise ConfigError(f"[SparseAttention] {name}: expected a share, 0 to 1, got {value!r}")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -4,6 +4,8 @@ For trying a selection out: the same rules and the same kernels as the engine's,
 model. The engine itself hands its paged cache to the kernels and does not come through here.
 """
 
+from typing import Any
+
 import numpy as np
 
 from kvsieve.attention.block_mask import BlockMask
@@ -18,9 +20,11 @@ from kvsieve.attention.inputs import (
     described,
     softmax_scale,
 )
+from kvsieve.attention.selectors.anchors import AnchorsSelector
 from kvsieve.attention.selectors.base import Selector
 from kvsieve.attention.selectors.even import EvenSelector
 from kvsieve.attention.selectors.probe import ProbeSelector
+from kvsieve.attention.selectors.window import WindowSelector
 from kvsieve.errors import ConfigError, ShapeError
 from kvsieve.kernels.backend import Backend, BlockLists, Segment
 from kvsieve.kernels.backends import BackendName, make_backend
@@ -107,13 +111,17 @@ def select_blocks(
 
 def selector_for(sparse: SparseAttention) -> Selector:
     """The built-in selector that `sparse` names, with its settings."""
+    budget: dict[str, Any] = {
+        "k": sparse.largest_budget,
+        "block_size": sparse.block_size,
+        "share": sparse.share,
+    }
+    if sparse.selector == "anchors":
+        return AnchorsSelector(**budget, mass=sparse.mass or 0.0, k_min=sparse.k_min)
+    if sparse.selector == "window":
+        return WindowSelector(**budget)
     kind = {"probe": ProbeSelector, "even": EvenSelector}[sparse.selector]
-    return kind(
-        k=sparse.k,
-        block_size=sparse.block_size,
-        share=sparse.share,
-        num_probes=sparse.num_probes,
-    )
+    return kind(**budget, num_probes=sparse.num_probes)
 
 
 def attend(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
-from kvsieve.cli.options import ArmOptions, ModelOptions, SparseOptions, integer, numbers, option
+from kvsieve.cli.options import ModelOptions, integer, numbers, option
 from kvsieve.cli.progress import StatusBar
 from kvsieve.errors import ConfigError
 from kvsieve.evals.results import RowWriter, check_format

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
-from kvsieve.cli.options import ModelOptions, SamplingOptions, SparseOptions, option
+from kvsieve.cli.options import ModelOptions, SamplingOptions, option
 from kvsieve.cli.progress import StatusBar
 from kvsieve.cli.reply_options import ReplyOptions
 from kvsieve.errors import ConfigError
@@ -125,6 +125,8 @@ def generate(
         print(json.dumps(completion.to_json(), ensure_ascii=False, indent=2))
     else:
         print(summary(completion, sampled=sampling.temp > 0), file=sys.stderr)
+    if completion.attention.warning is not None and not prompt.as_json:
+        print(f"kvsieve: {completion.attention.warning}", file=sys.stderr)
     if prompt.profile:
         print("\n".join(profile_lines(completion)), file=sys.stderr)
 
@@ -190,7 +192,9 @@ def summary(completion: "Completion", *, sampled: bool = False) -> str:
     if report.mode == "sparse":
         shares = {"prompt": report.prefill.density, "reply": report.decode.density}
         read = ", ".join(f"{n} {d:.2f}" for n, d in shares.items() if d is not None)
-        attention = f"sparse {report.selector} k={report.k} (density: {read})"
+        kept = "" if report.kept_mass is None else f"; kept mass about {report.kept_mass.mean:.3f}"
+        budget = f"k={report.k}" if report.mass is None else f"mass={report.mass:g}"
+        attention = f"sparse {report.selector} {budget} (density: {read}{kept})"
     elif report.exact_because is not None:
         attention = f"asked for sparse, ran exactly: {report.exact_because}"
     else:

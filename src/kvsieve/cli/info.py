@@ -11,7 +11,7 @@ from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import forced_isa
 from kvsieve.cli.options import ModelOptions, option
 from kvsieve.errors import ConfigError
-from kvsieve.kernels.layout import LANES, IndexLayout, PageLayout
+from kvsieve.kernels.layout import LANES, AnchorLayout, IndexLayout, PageLayout
 from kvsieve.types import BLOCK_SIZE
 from kvsieve.version import __version__
 
@@ -134,15 +134,18 @@ def cache_facts(config: "ModelConfig", options: ModelOptions) -> Facts:
     pages = config.num_layers * config.num_kv_heads
     layout = PageLayout(k_type=k_type, v_type=v_type, head_dim=config.head_dim)
     sparse = SparseAttention()
-    index = IndexLayout(
+    strided = IndexLayout(
         head_dim=config.head_dim, block_size=sparse.block_size, num_probes=sparse.num_probes
     )
+    anchors = AnchorLayout(head_dim=config.head_dim)
+    per_token = LANES * BLOCK_SIZE
     return {
         "key_type": k_type,
         "value_type": v_type,
         "ctx_size": options.ctx_size or config.context_length,
         "bytes_per_token": pages * layout.page_bytes // BLOCK_SIZE,
-        "index_bytes_per_token": pages * index.record_bytes // (LANES * sparse.block_size)
+        "anchors_index_bytes_per_token": pages * anchors.record_bytes // per_token,
+        "even_index_bytes_per_token": pages * strided.record_bytes // per_token
         if k_type == "q8_0"
         else 0,
         "importance_bytes_per_token": 8 * config.num_layers,

@@ -3,18 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from kvsieve.attention.config import SparseAttention
 from kvsieve.cli.declare import integer, numbers, one_of, option, real
 from kvsieve.cli.model_source import PANEL, SourceOptions
 from kvsieve.errors import ConfigError
-from kvsieve.evals.arms import Arm, parse_arms
 from kvsieve.types import CACHE_TYPES, CacheType
 
 __all__ = [
-    "ArmOptions",
     "ModelOptions",
     "SamplingOptions",
-    "SparseOptions",
     "integer",
     "numbers",
     "option",
@@ -25,19 +21,6 @@ BACKENDS = ("native", "reference")
 
 _MODEL = PANEL
 _SAMPLING = "Sampling"
-_SPARSE = "Sparse attention"
-_ARMS = "Comparison"
-
-_SPARSE_FIELDS = {
-    "sparse_k": "k",
-    "sparse_block": "block_size",
-    "sparse_probe": "num_probes",
-    "sparse_selector": "selector",
-    "sparse_share": "share",
-    "sparse_phase": "phase",
-    "sparse_dense_tail": "dense_tail",
-}
-"""Option of the command line -> field of SparseAttention."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,126 +169,3 @@ class SamplingOptions:
             )
         if self.seed < -1:
             raise ConfigError(f"-s/--seed: expected -1 (random) or more, got {self.seed}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SparseOptions:
-    """The switches of sparse attention; the details need `--sparse-attn` beside them."""
-
-    sparse_attn: Annotated[
-        bool,
-        option(
-            "--sparse-attn",
-            panel=_SPARSE,
-            help="Read only the best blocks of the cache; without it attention is exact.",
-        ),
-    ] = False
-    sparse_k: Annotated[
-        int | None,
-        integer(
-            "--sparse-k",
-            panel=_SPARSE,
-            show_default="32",
-            help="Blocks that a query may read.",
-        ),
-    ] = None
-    sparse_block: Annotated[
-        int | None,
-        integer(
-            "--sparse-block",
-            panel=_SPARSE,
-            show_default="32",
-            help="Tokens per block: 32, or a multiple of it.",
-        ),
-    ] = None
-    sparse_probe: Annotated[
-        int | None,
-        integer(
-            "--sparse-probe",
-            panel=_SPARSE,
-            show_default="8",
-            help="Keys looked at to score a block.",
-        ),
-    ] = None
-    sparse_selector: Annotated[
-        str | None,
-        option(
-            "--sparse-selector",
-            panel=_SPARSE,
-            metavar="NAME",
-            show_default="probe",
-            help="probe (half of the budget goes to what the prompt attended to) or even.",
-        ),
-    ] = None
-    sparse_share: Annotated[
-        str | None,
-        option(
-            "--sparse-share",
-            panel=_SPARSE,
-            metavar="NAME",
-            show_default="head",
-            help="While decoding, choose blocks per query head, or once per group of heads.",
-        ),
-    ] = None
-    sparse_phase: Annotated[
-        str | None,
-        option(
-            "--sparse-phase",
-            panel=_SPARSE,
-            metavar="NAME",
-            show_default="both",
-            help="Where it applies: both, prefill or decode.",
-        ),
-    ] = None
-    sparse_dense_tail: Annotated[
-        int | None,
-        integer(
-            "--sparse-dense-tail",
-            panel=_SPARSE,
-            show_default="128",
-            help="Last tokens of the prompt that are read exactly.",
-        ),
-    ] = None
-
-    def __post_init__(self) -> None:
-        given = self._given()
-        if given and not self.sparse_attn:
-            flag = "--" + next(iter(given)).replace("_", "-")
-            raise ConfigError(f"{flag}: expected --sparse-attn beside it, without which it is idle")
-        SparseAttention(**{_SPARSE_FIELDS[name]: value for name, value in given.items()})
-
-    def _given(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in _SPARSE_FIELDS}
-        return {name: value for name, value in values.items() if value is not None}
-
-    @property
-    def setting(self) -> SparseAttention | None:
-        """The setting asked for; None is exact attention."""
-        if not self.sparse_attn:
-            return None
-        return SparseAttention(**{_SPARSE_FIELDS[name]: v for name, v in self._given().items()})
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArmOptions:
-    """Attention settings to compare."""
-
-    attn: Annotated[
-        list[str],
-        option(
-            "--attn",
-            panel=_ARMS,
-            metavar="SETTING",
-            show_default="exact, and sparse as the --sparse options say",
-            help="exact, or sparse[:key=value,...] with keys k, block, probe, selector, share, "
-            "phase, tail; may be given several times.",
-        ),
-    ] = field(default_factory=list)
-
-    def arms(self, sparse: SparseOptions) -> list[Arm]:
-        """What to compare: every --attn, or exact beside what the --sparse options say."""
-        if self.attn and sparse.sparse_attn:
-            raise ConfigError("--attn: expected no --sparse-attn beside it, got both")
-        if self.attn:
-            return parse_arms(self.attn)
-        return [Arm.of(None), Arm.of(sparse.setting or SparseAttention())]

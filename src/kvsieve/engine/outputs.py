@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from kvsieve.attention.config import SelectorName, Share
+from kvsieve.types import F32
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -115,6 +118,41 @@ class BlockReads:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeptMass:
+    """Estimated share of all attention that fell on the blocks that were read (section 9).
+
+    Over (decode step, layer, query head): the mean, the 5th percentile, and the mean of the layer
+    where it is smallest.
+    """
+
+    mean: float
+    p5: float
+    worst_layer: int
+    worst_layer_mean: float
+
+    @classmethod
+    def of(cls, kept: F32) -> "KeptMass":
+        """From f32 ``[steps, layers, query heads]``; the first of equally bad layers."""
+        layers = kept.mean(axis=(0, 2), dtype=np.float64)
+        worst = int(layers.argmin())
+        return cls(
+            mean=float(layers.mean()),
+            p5=float(np.percentile(kept, 5)),
+            worst_layer=worst,
+            worst_layer_mean=float(layers[worst]),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers, to four places."""
+        return {
+            "mean": round(self.mean, 4),
+            "p5": round(self.p5, 4),
+            "worst_layer": self.worst_layer,
+            "worst_layer_mean": round(self.worst_layer_mean, 4),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionReport:
     """Which attention ran. ``selector``, ``share``, ``k``, ``block_size`` are what was asked for.
 
@@ -132,6 +170,21 @@ class AttentionReport:
     decode: BlockReads
     exact_because: str | None
     sparse_layers: tuple[int, ...] = ()
+    mass: float | None = None
+    exact_layers: tuple[int, ...] = ()
+    kept_mass: KeptMass | None = None
+    warn_mass: float = 0.0
+
+    @property
+    def warning(self) -> str | None:
+        """A line where the estimated kept mass fell under what was asked to be warned of."""
+        kept = self.kept_mass
+        if kept is None or kept.mean >= self.warn_mass:
+            return None
+        return (
+            f"kept about {kept.mean:.3f} of the attention while decoding, under the "
+            f"{self.warn_mass:g} to warn of (layer {kept.worst_layer}: {kept.worst_layer_mean:.3f})"
+        )
 
     @property
     def blocks_read(self) -> int:
@@ -150,6 +203,10 @@ class AttentionReport:
             "density": {"prefill": self.prefill.density, "decode": self.decode.density},
             "exact_because": self.exact_because,
             "sparse_layers": list(self.sparse_layers),
+            "mass": self.mass,
+            "exact_layers": list(self.exact_layers),
+            "kept_mass": None if self.kept_mass is None else self.kept_mass.to_json(),
+            "warning": self.warning,
         }
 
 

@@ -2,7 +2,7 @@
 
 from kvsieve.attention.config import SparseAttention
 from kvsieve.kernels.backend import SparsePlan
-from kvsieve.kernels.layout import IndexLayout, PageLayout
+from kvsieve.kernels.layout import AnchorLayout, IndexLayout, PageLayout
 from kvsieve.types import BLOCK_SIZE
 
 
@@ -14,17 +14,27 @@ def sparse_plan(
         return None
     return SparsePlan(
         selector=sparse.selector,
-        k=sparse.k,
+        k=sparse.largest_budget,
         block_size=sparse.block_size,
         num_probes=sparse.num_probes,
         share=sparse.share,
         exact_from_tile=max(0, prompt_len - sparse.dense_tail) // BLOCK_SIZE,
+        mass=sparse.mass or 0.0,
+        k_min=sparse.k_min,
+        exact_layers=sparse.exact_layers,
     )
 
 
-def selector_index(sparse: SparseAttention, layout: PageLayout) -> IndexLayout | None:
-    """The packed keys that the selector reads beside a q8_0 key cache; None: it reads the pages."""
-    if layout.k_type != "q8_0":
+def selector_index(
+    sparse: SparseAttention, layout: PageLayout
+) -> IndexLayout | AnchorLayout | None:
+    """What the selector reads, packed beside the cache; None: the pages, or nothing.
+
+    Evenly spaced keys are packed beside a q8_0 key cache only.
+    """
+    if sparse.selector == "anchors":
+        return AnchorLayout(head_dim=layout.head_dim)
+    if sparse.selector == "window" or layout.k_type != "q8_0":
         return None
     return IndexLayout(
         head_dim=layout.head_dim, block_size=sparse.block_size, num_probes=sparse.num_probes
@@ -39,7 +49,7 @@ def can_be_sparse(sparse: SparseAttention | None, *, max_tokens: int) -> bool:
     return (
         sparse is not None
         and max_tokens > 2 * BLOCK_SIZE
-        and _blocks(max_tokens, sparse.block_size) > sparse.k
+        and _blocks(max_tokens, sparse.block_size) > sparse.smallest_budget
     )
 
 
@@ -55,16 +65,16 @@ def why_exact(sparse: SparseAttention, *, prompt_len: int, num_tokens: int) -> s
     if _decode_was_sparse(sparse, prompt_len, num_tokens):
         return None
     blocks = _blocks(num_tokens, sparse.block_size)
-    if blocks <= sparse.k:
-        return f"{_all(blocks)} the budget of {sparse.k}"
+    if blocks <= sparse.smallest_budget:
+        return f"{_all(blocks)} the budget of {sparse.smallest_budget}"
     if num_tokens <= 2 * BLOCK_SIZE:
         return f"up to {2 * BLOCK_SIZE} tokens are always read exactly"
     if sparse.phase == "decode":
         return "the prompt is read exactly in phase decode, and no token was decoded after it"
     prompt_blocks = _blocks(prompt_done, sparse.block_size)
-    if prompt_blocks <= sparse.k:
+    if prompt_blocks <= sparse.smallest_budget:
         return (
-            f"{_all(prompt_blocks)} the budget of {sparse.k} in the prompt, "
+            f"{_all(prompt_blocks)} the budget of {sparse.smallest_budget} in the prompt, "
             "and generated tokens are read exactly in phase prefill"
         )
     return (

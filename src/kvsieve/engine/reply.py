@@ -152,6 +152,11 @@ class Reply:
         )
 
 
+def _sparse_layers(sequence: Sequence) -> tuple[int, ...]:
+    exact = sequence.sparse.exact_layers if sequence.sparse else ()
+    return tuple(layer for layer in sequence.full_layers if layer not in exact)
+
+
 def attention_report(sequence: Sequence) -> AttentionReport:
     """What attention read for `sequence` so far, while its cache still holds its tokens."""
     sparse = sequence.sparse
@@ -167,12 +172,16 @@ def attention_report(sequence: Sequence) -> AttentionReport:
         mode="sparse" if is_sparse else "exact",
         selector=sparse.selector if sparse else None,
         share=sparse.share if sparse else None,
-        k=sparse.k if sparse else None,
+        k=sparse.largest_budget if sparse else None,
         block_size=sparse.block_size if sparse else None,
         prefill=sequence.prefill.reads,
         decode=sequence.decode.reads,
         exact_because=because,
-        sparse_layers=sequence.full_layers if is_sparse else (),
+        sparse_layers=_sparse_layers(sequence) if is_sparse else (),
+        mass=sparse.mass if sparse else None,
+        exact_layers=sparse.exact_layers if sparse else (),
+        kept_mass=sequence.decode.kept,
+        warn_mass=sparse.warn_mass if sparse else 0.0,
     )
 
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from kvsieve.attention.config import SparseAttention
 from kvsieve.cache.kv_cache import KVCache
-from kvsieve.engine.outputs import BlockReads
+from kvsieve.engine.outputs import BlockReads, KeptMass
 from kvsieve.kernels.backend import SegmentStats, StepStats
-from kvsieve.types import BLOCK_SIZE, I32
+from kvsieve.types import BLOCK_SIZE, F32, I32
 
 
 @dataclass(kw_only=True)
@@ -22,6 +22,7 @@ class PhaseTotals:
     attended: int = 0
     causal: int = 0
     queries: int = 0
+    kept_mass: list[F32] = field(default_factory=list)
 
     def add(self, stats: StepStats, segment: SegmentStats, *, queries: int) -> None:
         """Count a step. A sequence waits for the whole step, whatever else is in the batch."""
@@ -31,6 +32,14 @@ class PhaseTotals:
         self.attended += segment.pairs_attended
         self.causal += segment.pairs_causal
         self.queries += queries
+        if segment.kept_mass is not None:
+            self.kept_mass.append(segment.kept_mass)
+
+    @property
+    def kept(self) -> KeptMass | None:
+        """Estimated kept mass over the sparse steps, None where nothing was estimated."""
+        steps = [step for step in self.kept_mass if (step < 1).any()]
+        return KeptMass.of(np.stack(steps)) if steps else None
 
     @property
     def reads(self) -> BlockReads:

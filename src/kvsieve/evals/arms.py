@@ -7,6 +7,15 @@ from typing import Any
 from kvsieve.attention.config import SparseAttention
 from kvsieve.errors import ConfigError
 
+
+def _read_layers(text: str) -> tuple[int, ...]:
+    return tuple(int(layer) for layer in text.split("+"))
+
+
+def _spelled(value: object) -> str:
+    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 _KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "k": ("k", int),
     "block": ("block_size", int),
@@ -15,6 +24,10 @@ _KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "share": ("share", str),
     "phase": ("phase", str),
     "tail": ("dense_tail", int),
+    "mass": ("mass", float),
+    "kmin": ("k_min", int),
+    "kmax": ("k_max", int),
+    "exact": ("exact_layers", _read_layers),
 }
 """Key of the spelling -> field of SparseAttention, and how its value is read."""
 
@@ -30,7 +43,8 @@ class Arm:
     def parse(cls, text: str) -> "Arm":
         """Read ``exact`` or ``sparse[:key=value,...]``; raises ConfigError naming the bad part.
 
-        Keys: k, block, probe, selector, share, phase, tail. The text itself becomes the label.
+        Keys: k, block, probe, selector, share, phase, tail, mass, kmin, kmax, exact (layers joined
+        by +). The text itself becomes the label.
         """
         mode, colon, settings = text.partition(":")
         if mode == "exact" and not colon:
@@ -55,7 +69,7 @@ class Arm:
             return cls(label="exact", sparse=None)
         default = SparseAttention()
         settings = ",".join(
-            f"{key}={getattr(sparse, field)}"
+            f"{key}={_spelled(getattr(sparse, field))}"
             for key, (field, _) in _KEYS.items()
             if key == "k" or getattr(sparse, field) != getattr(default, field)
         )
@@ -79,4 +93,4 @@ def _read_setting(setting: str) -> tuple[str, Any]:
     try:
         return field, read(value)
     except ValueError:
-        raise ConfigError(f"--attn: expected an integer for {key}, got {value!r}") from None
+        raise ConfigError(f"--attn: expected a number for {key}, got {value!r}") from None

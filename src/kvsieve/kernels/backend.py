@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from kvsieve.kernels.layout import IndexLayout, PageLayout
+from kvsieve.kernels.layout import AnchorLayout, IndexLayout, PageLayout
 from kvsieve.types import BLOCK_SIZE, F32, I32, I64, U8, AnyArray
 
 WeightFormat = Literal["f32", "q4_0", "q4_1", "q8_0"]
+SelectorKind = Literal["probe", "even", "anchors", "window"]
 WeightKind = Literal["f32", "q4", "q8"]
 Gate = Literal["silu", "gelu"]
 """Activation of the gated MLP; ``gelu`` in its tanh form."""
@@ -129,25 +130,37 @@ class LayerWeights:
 class SparsePlan:
     """Which blocks a sequence may read in this step; made once per step, used by every layer.
 
-    ``k`` counts selection blocks of ``block_size`` tokens (a multiple of 32).
+    ``k`` counts selection blocks of ``block_size`` tokens (a multiple of 32). With ``mass``
+    (``anchors`` alone) blocks are taken until their estimated share of the attention reaches it,
+    at least ``k_min`` and at most ``k``; 0: always ``k``. Layers in ``exact_layers`` run exactly.
     """
 
-    selector: Literal["probe", "even"]
+    selector: SelectorKind
     k: int
     block_size: int
     num_probes: int
     share: Literal["head", "group"]
     exact_from_tile: int
     """Prefill tiles (blocks of 32 positions) with this index or a higher one run exactly."""
+    mass: float = 0.0
+    k_min: int = 1
+    exact_layers: tuple[int, ...] = ()
+
+    @property
+    def smallest_budget(self) -> int:
+        """Up to so many selection blocks a context is read whole."""
+        return self.k_min if self.mass else self.k
 
     def decode_is_sparse(self, num_tokens: int) -> bool:
         """Whether a decoded token that sees `num_tokens` tokens, itself included, is sparse."""
-        return num_tokens > 2 * BLOCK_SIZE and -(-num_tokens // self.block_size) > self.k
+        return (
+            num_tokens > 2 * BLOCK_SIZE and -(-num_tokens // self.block_size) > self.smallest_budget
+        )
 
     def tile_is_sparse(self, tile: int) -> bool:
         """Whether prefill tile `tile` passes the gate: beyond 64 tokens and beyond the budget."""
         num_selection_blocks = -(-(tile + 1) * BLOCK_SIZE // self.block_size)
-        return 2 <= tile < self.exact_from_tile and num_selection_blocks > self.k
+        return 2 <= tile < self.exact_from_tile and num_selection_blocks > self.smallest_budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +169,7 @@ class Segment:
 
     pages       ``u8 [L, num_pages, Hkv, page_bytes]``: the pool, shared by all sequences
     block_table ``i32 [>= ceil((start + q_len) / 32)]``: page of each block, in order
-    index       ``u8 [L, groups, Hkv, record_bytes]`` or None (no selector, or keys not q8_0)
+    index       ``u8 [L, groups, Hkv, record_bytes]`` or None; of the layout given beside it
     importance  ``i64 [L, >= start + q_len]`` in units of 2**-24, or None: added to in prefill
                 when `record_importance`, read by the selector `probe` in decode
     """
@@ -168,7 +181,7 @@ class Segment:
     pages: U8
     block_table: I32
     sparse: SparsePlan | None = None
-    index_layout: IndexLayout | None = None
+    index_layout: IndexLayout | AnchorLayout | None = None
     index: U8 | None = None
     importance: I64 | None = None
     record_importance: bool = False
@@ -181,10 +194,15 @@ class SegmentStats:
     A pair is (query token, block of 32 tokens), counted once per KV head: the union over its
     query group. ``pairs_causal`` counts the blocks that exact attention would have read: in a
     layer with a window, those of the window.
+
+    ``kept_mass`` f32 ``[layers run, Hq]`` is there for a decoded token with selector ``anchors``:
+    the share of all attention that falls on the blocks that were read, 1 in an exact layer. What
+    was read is known, the rest is estimated from the index.
     """
 
     pairs_attended: int = 0
     pairs_causal: int = 0
+    kept_mass: F32 | None = None
 
 
 @dataclass(kw_only=True)

@@ -123,3 +123,36 @@ class IndexLayout:
 
     def num_groups(self, num_tokens: int) -> int:
         return -(-num_tokens // (self.block_size * LANES))
+
+
+NUM_ANCHORS = 2
+"""Keys of a block that stand for themselves in its record: kept mass rises by .01 from 1 to 2."""
+
+NUM_BANDS = 4
+"""Runs of channels with a spread of their own: rotation makes low channels spread more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnchorLayout:
+    """What the selector ``anchors`` reads, beside keys of any type.
+
+    For each block of 32: its `NUM_ANCHORS` most attended keys and the mean of the others as q8
+    rows, and the mean squared distance of the others from their mean in each of `NUM_BANDS` runs
+    of channels. 16 blocks form a group, one lane each. A group's record, one per KV head:
+    ``u8 [vectors][D/4][16][4]`` (codes ``+128``), ``f32 [vectors][16]`` scales, ``f32
+    [bands][16]`` spreads. An array of records has shape ``[num_groups, Hkv, record_bytes]``. A
+    block's lane is written once, when the last row of the block behind it runs.
+    """
+
+    head_dim: int
+
+    @property
+    def vectors(self) -> int:
+        return NUM_ANCHORS + 1
+
+    @property
+    def record_bytes(self) -> int:
+        return LANES * (self.vectors * (self.head_dim + 4) + 4 * NUM_BANDS)
+
+    def num_groups(self, num_tokens: int) -> int:
+        return -(-num_tokens // (BLOCK_SIZE * LANES))

@@ -318,8 +318,12 @@ class NativeBackend:
             attention_ns=attention,
             select_ns=select,
             segments=[
-                SegmentStats(pairs_attended=pairs[i], pairs_causal=pairs[i + 1])
-                for i in range(0, len(pairs), 2)
+                SegmentStats(
+                    pairs_attended=pairs[2 * i],
+                    pairs_causal=pairs[2 * i + 1],
+                    kept_mass=_kept_mass(step, i),
+                )
+                for i in range(len(pairs) // 2)
             ],
         )
 
@@ -375,6 +379,12 @@ def _check_source(source: WeightSource, kind: str) -> None:
             f"[pack_weight] data: expected {np.dtype(dtype)} ({source.rows}, {row}), got "
             f"{source.data.dtype} {source.data.shape}"
         )
+
+
+def _kept_mass(step: Any, segment: int) -> F32 | None:
+    """``[layers run, Hq]``, None where nobody estimates."""
+    layers: list[list[float]] = step.kept_mass(segment)
+    return np.array(layers, np.float32) if layers else None
 
 
 def _block_lists(segment: Segment, found: tuple[int, int, list[int], list[int]]) -> BlockLists:

@@ -5,6 +5,8 @@ from typing import Any
 from kvsieve.errors import ConfigError
 from kvsieve.kernels.backend import Segment
 from kvsieve.kernels.checks import check_segment
+from kvsieve.kernels.layout import AnchorLayout
+from kvsieve.types import BLOCK_SIZE
 
 
 def segment_fields(segment: Segment) -> dict[str, Any]:
@@ -35,12 +37,15 @@ def segment_fields(segment: Segment) -> dict[str, Any]:
     if segment.sparse is not None:
         plan = segment.sparse
         result |= {
-            "probe": plan.selector == "probe",
+            "selector": plan.selector,
             "k": plan.k,
             "block_size": plan.block_size,
             "num_probes": plan.num_probes,
             "share_group": plan.share == "group",
             "exact_from_tile": plan.exact_from_tile,
+            "mass": plan.mass,
+            "k_min": plan.k_min,
+            "exact_layers": list(plan.exact_layers),
         }
     result |= _index_fields(segment)
     if segment.importance is not None:
@@ -56,6 +61,14 @@ def _index_fields(segment: Segment) -> dict[str, Any]:
     layout, plan = segment.index_layout, segment.sparse
     if layout is None or segment.index is None:  # check_segment has refused one without the other
         return {}
+    found: dict[str, Any] = {"index": segment.index, "layer_index_bytes": segment.index.strides[0]}
+    if isinstance(layout, AnchorLayout):
+        return found | {
+            "index_block": BLOCK_SIZE,
+            "index_step": 1,
+            "index_entries": layout.vectors,
+            "index_is_anchors": True,
+        }
     if plan is not None and (plan.block_size, plan.num_probes) != (
         layout.block_size,
         layout.num_probes,
@@ -64,10 +77,9 @@ def _index_fields(segment: Segment) -> dict[str, Any]:
             f"[Segment] index: expected one for blocks of {plan.block_size} and {plan.num_probes} "
             f"probes, got {layout.block_size} and {layout.num_probes}"
         )
-    return {
-        "index": segment.index,
-        "layer_index_bytes": segment.index.strides[0],
+    return found | {
         "index_block": layout.block_size,
         "index_step": layout.step,
         "index_entries": layout.entries,
+        "index_is_anchors": False,
     }

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from kvsieve.attention.config import SelectorName, SparseAttention
 from kvsieve.engine.plan import selector_index, sparse_plan
 from kvsieve.errors import ConfigError
-from kvsieve.kernels.layout import LANES
+from kvsieve.kernels.layout import LANES, AnchorLayout
 from kvsieve.kernels.reference.two_levels import (
     SUPER_BLOCK,
     coarse_positions,
@@ -86,8 +86,14 @@ class ScoreCost:
         size = sparse.block_size
         if rule.scan_dims is not None:
             return cls(keys=size, dims=rule.scan_dims, load_bytes=size * rule.scan_dims * 2)
+        if sparse.selector == "window":
+            return cls(keys=0, dims=shape.head_dim, load_bytes=0)
         coarse = coarse_positions(1, block_size=size, num_probes=sparse.num_probes)[0]
         index = selector_index(sparse, layout)
+        if isinstance(index, AnchorLayout):
+            pages = size // BLOCK_SIZE
+            load_bytes = pages * index.record_bytes // LANES
+            return cls(keys=pages * index.vectors, dims=shape.head_dim, load_bytes=load_bytes)
         if index is not None:
             load_bytes = index.record_bytes // LANES
             return cls(

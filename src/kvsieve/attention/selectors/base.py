@@ -82,6 +82,15 @@ class Selector(ABC):
         """
         return pick_even(scores, self.k)
 
+    def pick_tile(self, scores: F32) -> I32:
+        """Blocks of a prompt tile, ascending: its own, the one before it, block 0, then by score.
+
+        Parameters
+        ----------
+        scores : f32 ``[J]``, merged, of the selection blocks before the tile's own
+        """
+        return pick_prefill(scores, self.k)
+
     def select_decode(
         self, q: F32, k: F32, *, scale: float, importance: I64 | None = None
     ) -> BlockMask:
@@ -153,7 +162,7 @@ class Selector(ABC):
         own = tile * BLOCK_SIZE // self.block_size
         scores = self.score(rows, k[:, : own * self.block_size], scale=scale)
         merged = merge_tile(scores.reshape(num_kv_heads, -1, own))
-        return [self._expanded(pick_prefill(row, self.k), tile + 1) for row in merged]
+        return [self._expanded(self.pick_tile(row), tile + 1) for row in merged]
 
     def _expanded(self, selected: I32, num_blocks: int) -> I32:
         return expand_blocks(selected, block_size=self.block_size, num_blocks=num_blocks)

@@ -26,7 +26,7 @@ from kvsieve.kernels.reference.dense import (
     silu_mul,
 )
 from kvsieve.kernels.reference.pages import append
-from kvsieve.kernels.reference.segment_selection import count_pairs, select
+from kvsieve.kernels.reference.segment_selection import choose, count_pairs, kept_mass
 from kvsieve.types import F32, I32
 
 
@@ -122,7 +122,7 @@ def run_layer(
         clock.charge("attention_ns")
         lists: BlockLists | None = None
         if not shape.window:  # a window is read exactly, whatever the plan
-            lists = select(segment, index, q[rows], scale=shape.attention_scale)
+            lists = choose(segment, index, q[rows], scale=shape.attention_scale)
         clock.charge("select_ns")
         attended[rows] = attend(
             segment,
@@ -137,6 +137,10 @@ def run_layer(
         attended_pairs, causal_pairs = count_pairs(segment, lists, window=shape.window)
         stats.pairs_attended += attended_pairs
         stats.pairs_causal += causal_pairs
+        kept = kept_mass(segment, index, q[rows], scale=shape.attention_scale, lists=lists)
+        if kept is not None:
+            before = [] if stats.kept_mass is None else [stats.kept_mass]
+            stats.kept_mass = np.concatenate([*before, kept[None]])
         clock.charge("attention_ns")
         start = rows.stop
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvsieve.kernels.backend import Segment
-from kvsieve.kernels.layout import GROUP, LANES, IndexLayout, PageLayout
+from kvsieve.kernels.layout import GROUP, LANES, NUM_BANDS, AnchorLayout, IndexLayout, PageLayout
 from kvsieve.kernels.reference.quantize import Rows, quantize_rows
 from kvsieve.types import BLOCK_SIZE, F32, I32, I64, U8, AnyArray, CacheType
 
@@ -46,7 +46,7 @@ def append(segment: Segment, layer: int, k: F32, v: F32) -> None:
         page = segment.pages[layer, segment.block_table[block]]
         _write_key(page, layout, slot, keys.take(row))
         _write_value(page, layout, slot, values.take(row))
-        if segment.index is not None and segment.index_layout is not None:
+        if segment.index is not None and isinstance(segment.index_layout, IndexLayout):
             _write_index(
                 segment.index[layer], segment.index_layout, segment.start + row, keys.take(row)
             )
@@ -214,6 +214,20 @@ def index_views(records: U8, layout: IndexLayout) -> tuple[U8, F32]:
     shape = (layout.entries, layout.head_dim // 4, LANES, 4)
     codes = _view(records, 0, np.uint8, shape)
     return codes, _view(records, math.prod(shape), np.float32, (layout.entries, LANES))
+
+
+def record_views(records: U8, layout: AnchorLayout) -> tuple[U8, F32, F32]:
+    """Codes ``u8 [..., vectors, D/4, 16, 4]``, scales ``f32 [..., vectors, 16]`` and spreads ``f32
+    [..., NUM_BANDS, 16]`` of records of anchors.
+    """
+    shape = (layout.vectors, layout.head_dim // 4, LANES, 4)
+    scales = math.prod(shape)
+    spreads = scales + 4 * layout.vectors * LANES
+    return (
+        _view(records, 0, np.uint8, shape),
+        _view(records, scales, np.float32, (layout.vectors, LANES)),
+        _view(records, spreads, np.float32, (NUM_BANDS, LANES)),
+    )
 
 
 def _view(page: U8, offset: int, dtype: Any, shape: tuple[int, ...]) -> AnyArray:

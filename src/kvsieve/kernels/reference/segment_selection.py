@@ -9,9 +9,16 @@ import numpy as np
 
 from kvsieve.errors import ConfigError, ShapeError
 from kvsieve.kernels.backend import BlockLists, Segment, SparsePlan
+from kvsieve.kernels.layout import AnchorLayout
+from kvsieve.kernels.reference.anchors import (
+    complete_index,
+    merge_shares,
+    segment_masses,
+    shares,
+)
 from kvsieve.kernels.reference.attention import listed_blocks
 from kvsieve.kernels.reference.logits import fold_queries, logits
-from kvsieve.kernels.reference.pages import read_keys, tiles
+from kvsieve.kernels.reference.pages import block_positions, read_keys, tiles
 from kvsieve.kernels.reference.quantize import Rows
 from kvsieve.kernels.reference.selection import (
     block_lists,
@@ -22,8 +29,10 @@ from kvsieve.kernels.reference.selection import (
     merge_group,
     merge_tile,
     pick_even,
+    pick_mass,
     pick_prefill,
     pick_probe,
+    pick_window,
     probe_positions,
     score_probes,
 )
@@ -68,27 +77,42 @@ class _Scorer:
         heads = slice(kv_head * group, (kv_head + 1) * group)
         return logits(self.q.take((rows, heads)).flat(), keys)
 
+    def shares(self, kv_head: int, rows: slice) -> F32:
+        """Shares of the attention of rows of one block: f32 ``[G * rows, Ns]``, head by head."""
+        masses, _ = self.masses(kv_head, rows)
+        return shares(masses, self.plan.block_size)
+
+    def masses(self, kv_head: int, rows: slice) -> tuple[F32, F32]:
+        """Masses per block of 32 and their units (`anchors.block_masses`), head by head."""
+        group = self.q.values.shape[1] // self.num_kv_heads
+        positions = self.segment.start + np.arange(rows.start, rows.stop, dtype=np.int64)
+        found = [
+            segment_masses(
+                self.segment,
+                self.layer,
+                kv_head,
+                q=self.q.take((rows, slice(head, head + 1))).flat(),
+                positions=positions,
+            )
+            for head in range(kv_head * group, (kv_head + 1) * group)
+        ]
+        masses, tops = zip(*found, strict=True)
+        return np.concatenate(masses), np.concatenate(tops)
+
     def decode_scores(self) -> F32:
         """Scores of the only row, per query head: f32 ``[Hq, Nb]``."""
         num_tokens = self.segment.start + 1
         kv_heads = range(self.num_kv_heads)
+        if self.plan.selector == "anchors":
+            return np.concatenate([self.shares(head, slice(0, 1)) for head in kv_heads])
         scores = [self.scores(head, slice(0, 1), num_tokens=num_tokens) for head in kv_heads]
         return np.concatenate(scores)
 
     def select_decode(self) -> BlockLists:
         """One list per query head, or per KV head with ``share="group"``."""
         plan, num_tokens = self.plan, self.segment.start + 1
-        num_full = num_tokens // plan.block_size
-        scores = self.decode_scores()
-        # The heads that choose together: a group, or each on its own.
-        lists = self.num_kv_heads if plan.share == "group" else len(scores)
-        scores = scores.reshape(lists, -1, scores.shape[1])
-        if plan.selector == "even" and num_full:
-            coarse = [self.coarse(head, num_full=num_full) for head in range(self.num_kv_heads)]
-            scores = keep_candidates(
-                scores, np.concatenate(coarse).reshape(lists, -1, num_full), plan.k
-            )
-        scores = merge_group(scores, num_full=num_full) if plan.share == "group" else scores[:, 0]
+        num_blocks = count_blocks(num_tokens, plan.block_size)
+        scores = self._merged_decode_scores(num_tokens, num_blocks)
         sums: I64 | None = None
         if self.segment.importance is not None:
             received = self.segment.importance[self.layer, :num_tokens]
@@ -97,10 +121,40 @@ class _Scorer:
         for row in scores:
             if plan.selector == "probe":
                 chosen = pick_probe(row, sums, plan.k)
+            elif plan.selector == "window":
+                chosen = pick_window(num_blocks, plan.k)
+            elif plan.mass:
+                chosen = self._pick_mass(row, (num_blocks - 1, 0, num_blocks - 2))
             else:
                 chosen = pick_even(row, plan.k)
             rows.append(self._expanded(chosen, num_blocks=count_blocks(num_tokens)))
         return block_lists(rows, num_heads=len(rows))
+
+    def _merged_decode_scores(self, num_tokens: int, num_blocks: int) -> F32:
+        """One row per list."""
+        plan = self.plan
+        if plan.selector == "window":  # nothing to score
+            num_lists = self.num_kv_heads if plan.share == "group" else self.q.values.shape[1]
+            return np.zeros((num_lists, num_blocks), np.float32)
+        num_full = num_tokens // plan.block_size
+        scores = self.decode_scores()
+        # The heads that choose together: a group, or each on its own.
+        lists = self.num_kv_heads if plan.share == "group" else len(scores)
+        scores = scores.reshape(lists, -1, scores.shape[1])
+        if plan.selector == "anchors":
+            if plan.share == "head":
+                return scores[:, 0]
+            return np.stack([merge_shares(group, is_mean=plan.mass > 0) for group in scores])
+        if plan.selector == "even" and num_full:
+            coarse = [self.coarse(head, num_full=num_full) for head in range(self.num_kv_heads)]
+            scores = keep_candidates(
+                scores, np.concatenate(coarse).reshape(lists, -1, num_full), plan.k
+            )
+        return merge_group(scores, num_full=num_full) if plan.share == "group" else scores[:, 0]
+
+    def _pick_mass(self, row: F32, guards: tuple[int, ...]) -> I32:
+        plan = self.plan
+        return pick_mass(row, mass=plan.mass, k_min=plan.k_min, k=plan.k, guards=guards)
 
     def select_prefill(self) -> BlockLists:
         """One list per (KV head, tile), shared by the tile's rows and the group's heads."""
@@ -112,11 +166,21 @@ class _Scorer:
         return block_lists(rows, num_heads=self.num_kv_heads)
 
     def _select_tile(self, kv_head: int, tile: int, rows: slice) -> I32:
-        own = tile * BLOCK_SIZE // self.plan.block_size
-        if not self.plan.tile_is_sparse(tile):
+        plan = self.plan
+        own = tile * BLOCK_SIZE // plan.block_size
+        if not plan.tile_is_sparse(tile):
             return causal_blocks(tile)
-        scores = self.scores(kv_head, rows, num_tokens=own * self.plan.block_size)
-        chosen = pick_prefill(merge_tile(scores), self.plan.k)
+        if plan.selector == "window":
+            chosen = pick_window(own + 1, plan.k)
+        elif plan.selector == "anchors":
+            merged = merge_shares(self.shares(kv_head, rows), is_mean=plan.mass > 0)
+            if plan.mass:
+                chosen = self._pick_mass(merged, (own, own - 1, 0))
+            else:
+                chosen = pick_prefill(merged[:own], plan.k)
+        else:
+            scores = self.scores(kv_head, rows, num_tokens=own * plan.block_size)
+            chosen = pick_prefill(merge_tile(scores), plan.k)
         return self._expanded(chosen, num_blocks=tile + 1)
 
     def _expanded(self, chosen: I32, *, num_blocks: int) -> I32:
@@ -124,7 +188,7 @@ class _Scorer:
 
 
 def score_blocks(segment: Segment, layer: int, q: F32, *, scale: float) -> F32:
-    """Probe scores of a decoded token, its own key included.
+    """Scores of a decoded token, its own key included: probe scores, or with anchors shares.
 
     Parameters
     ----------
@@ -170,6 +234,10 @@ def select(segment: Segment, layer: int, q: F32, *, scale: float) -> BlockLists 
     plan = segment.sparse
     if plan is None:
         return None
+    q_rows = fold_queries(q, segment.layout.k_type, scale=scale)
+    complete_index(segment, layer, q_rows)
+    if layer in plan.exact_layers:
+        return None
     if segment.is_prefill:
         is_sparse = any(plan.tile_is_sparse(tile) for tile, _ in tiles(segment))
     else:
@@ -177,9 +245,46 @@ def select(segment: Segment, layer: int, q: F32, *, scale: float) -> BlockLists 
         is_sparse = plan.decode_is_sparse(segment.start + 1)
     if not is_sparse:
         return None
-    q_rows = fold_queries(q, segment.layout.k_type, scale=scale)
     scorer = _Scorer(segment=segment, layer=layer, plan=plan, q=q_rows)
     return scorer.select_prefill() if segment.is_prefill else scorer.select_decode()
+
+
+def choose(segment: Segment, layer: int, q: F32, *, scale: float) -> BlockLists | None:
+    """`select` of a step on its way through the layers: the index grows in exact steps too."""
+    if segment.sparse is None and isinstance(segment.index_layout, AnchorLayout):
+        complete_index(segment, layer, fold_queries(q, segment.layout.k_type, scale=scale))
+    return select(segment, layer, q, scale=scale)
+
+
+def kept_mass(
+    segment: Segment, layer: int, q: F32, *, scale: float, lists: BlockLists | None
+) -> F32 | None:
+    """Estimated share of the attention on the listed blocks, per query head: f32 ``[Hq]``.
+
+    What is listed counts exactly, what is not by its mass. None for what does not estimate: prompt
+    tiles, and selectors without masses. 1 where everything is read.
+    """
+    plan = segment.sparse
+    if plan is None or segment.is_prefill or plan.selector != "anchors":
+        return None
+    num_q_heads = q.shape[1]
+    if lists is None:
+        return np.ones(num_q_heads, np.float32)
+    q_rows = fold_queries(q, segment.layout.k_type, scale=scale)
+    scorer = _Scorer(segment=segment, layer=layer, plan=plan, q=q_rows)
+    found = [scorer.masses(head, slice(0, 1)) for head in range(scorer.num_kv_heads)]
+    masses, tops = (np.concatenate(part) for part in zip(*found, strict=True))
+    kept = np.empty(num_q_heads, np.float32)
+    for head in range(num_q_heads):
+        blocks = listed_blocks(lists, head * lists.num_heads // num_q_heads, 0, segment)
+        kv_head = head * scorer.num_kv_heads // num_q_heads
+        keys = read_keys(segment, layer, kv_head, blocks)
+        row = logits(q_rows.take((slice(0, 1), slice(head, head + 1))).flat(), keys)[0]
+        visible = block_positions(blocks) <= segment.start
+        read = np.exp(row[visible].astype(np.float64) - tops[head]).sum()
+        skipped = np.delete(masses[head], blocks).sum(dtype=np.float64)
+        kept[head] = read / (read + skipped)
+    return kept
 
 
 def _require_one_row(function: str, segment: Segment) -> None:

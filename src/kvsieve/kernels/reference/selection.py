@@ -252,6 +252,45 @@ def pick_prefill(scores: F32, k: int) -> I32:
     return _ascending(guards + _fill(scores, guards, k))
 
 
+def pick_mass(shares: F32, *, mass: float, k_min: int, k: int, guards: Sequence[int]) -> I32:
+    """Selection by mass (section 4): guards, then by share until the chosen hold `mass`.
+
+    Parameters
+    ----------
+    shares : f32 ``[Nb]``, summing to 1; added up in f32, guards in ascending order first
+    mass : share to reach
+    k_min, k : blocks to take at least and at most
+    guards : in order of precedence; as many as `k` allows are taken
+
+    Returns
+    -------
+    i32, ascending; ties go to the lower index
+    """
+    taken = _first_distinct(guards, k)
+    reached = np.float32(0)
+    for block in sorted(taken):
+        reached += shares[block]
+    for block in _best_first(shares):
+        if len(taken) >= k or (len(taken) >= k_min and reached >= np.float32(mass)):
+            break
+        if block not in taken:
+            taken.append(block)
+            reached += shares[block]
+    return _ascending(taken)
+
+
+def pick_window(num_blocks: int, k: int) -> I32:
+    """Selector ``window``: the last `k` blocks, block 0 in place of the oldest of them.
+
+    With ``k = 1`` the last block alone.
+    """
+    first = max(0, num_blocks - k)
+    blocks = list(range(first, num_blocks))
+    if k > 1:
+        blocks[0] = 0
+    return _ascending(blocks)
+
+
 def importance_block_sums(importance: I64, block_size: int = BLOCK_SIZE) -> I64:
     """Importance of each block: the sum over **all** of its tokens, sampled or not.
 

@@ -1,0 +1,208 @@
+"""The options of sparse attention, and of comparing settings of it."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from kvsieve.attention.config import SparseAttention
+from kvsieve.cli.options import integer, numbers, option, real
+from kvsieve.errors import ConfigError
+from kvsieve.evals.arms import Arm, parse_arms
+
+_SPARSE = "Sparse attention"
+_ARMS = "Comparison"
+
+_SPARSE_FIELDS = {
+    "sparse_k": "k",
+    "sparse_block": "block_size",
+    "sparse_probe": "num_probes",
+    "sparse_selector": "selector",
+    "sparse_share": "share",
+    "sparse_phase": "phase",
+    "sparse_dense_tail": "dense_tail",
+    "sparse_mass": "mass",
+    "sparse_k_min": "k_min",
+    "sparse_k_max": "k_max",
+    "sparse_exact_layers": "exact_layers",
+    "sparse_warn_mass": "warn_mass",
+}
+"""Option of the command line -> field of SparseAttention."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseOptions:
+    """The switches of sparse attention; the details need `--sparse-attn` beside them."""
+
+    sparse_attn: Annotated[
+        bool,
+        option(
+            "--sparse-attn",
+            panel=_SPARSE,
+            help="Read only the best blocks of the cache; without it attention is exact.",
+        ),
+    ] = False
+    sparse_k: Annotated[
+        int | None,
+        integer(
+            "--sparse-k",
+            panel=_SPARSE,
+            show_default="32",
+            help="Blocks that a query may read.",
+        ),
+    ] = None
+    sparse_block: Annotated[
+        int | None,
+        integer(
+            "--sparse-block",
+            panel=_SPARSE,
+            show_default="32",
+            help="Tokens per block: 32, or a multiple of it.",
+        ),
+    ] = None
+    sparse_probe: Annotated[
+        int | None,
+        integer(
+            "--sparse-probe",
+            panel=_SPARSE,
+            show_default="8",
+            help="Keys looked at to score a block.",
+        ),
+    ] = None
+    sparse_selector: Annotated[
+        str | None,
+        option(
+            "--sparse-selector",
+            panel=_SPARSE,
+            metavar="NAME",
+            show_default="probe",
+            help="anchors (a block's most attended keys and the mean of the others), even (evenly "
+            "spaced keys), probe (the original rule: half of the budget goes to what the prompt "
+            "attended to) or window (the first block and the last ones).",
+        ),
+    ] = None
+    sparse_share: Annotated[
+        str | None,
+        option(
+            "--sparse-share",
+            panel=_SPARSE,
+            metavar="NAME",
+            show_default="head",
+            help="While decoding, choose blocks per query head, or once per group of heads.",
+        ),
+    ] = None
+    sparse_phase: Annotated[
+        str | None,
+        option(
+            "--sparse-phase",
+            panel=_SPARSE,
+            metavar="NAME",
+            show_default="both",
+            help="Where it applies: both, prefill or decode.",
+        ),
+    ] = None
+    sparse_dense_tail: Annotated[
+        int | None,
+        integer(
+            "--sparse-dense-tail",
+            panel=_SPARSE,
+            show_default="128",
+            help="Last tokens of the prompt that are read exactly.",
+        ),
+    ] = None
+    sparse_mass: Annotated[
+        float | None,
+        real(
+            "--sparse-mass",
+            panel=_SPARSE,
+            show_default="off",
+            help="Instead of always --sparse-k: as many blocks as hold this share of the attention "
+            "by the estimate of selector anchors.",
+        ),
+    ] = None
+    sparse_k_min: Annotated[
+        int | None,
+        integer(
+            "--sparse-k-min",
+            panel=_SPARSE,
+            show_default="8",
+            help="With --sparse-mass, blocks to read at least.",
+        ),
+    ] = None
+    sparse_k_max: Annotated[
+        int | None,
+        integer(
+            "--sparse-k-max",
+            panel=_SPARSE,
+            show_default="128",
+            help="With --sparse-mass, blocks to read at most.",
+        ),
+    ] = None
+    sparse_exact_layers: Annotated[
+        str | None,
+        option(
+            "--sparse-exact-layers",
+            panel=_SPARSE,
+            metavar="N,N",
+            show_default="none",
+            help="Layers, counted from 0, that read everything.",
+        ),
+    ] = None
+    sparse_warn_mass: Annotated[
+        float | None,
+        real(
+            "--sparse-warn-mass",
+            panel=_SPARSE,
+            show_default="off",
+            help="Say so when a reply kept less than this share of the attention, by the estimate "
+            "of selector anchors.",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        given = self._given()
+        if given and not self.sparse_attn:
+            flag = "--" + next(iter(given)).replace("_", "-")
+            raise ConfigError(f"{flag}: expected --sparse-attn beside it, without which it is idle")
+        SparseAttention(**self._fields())
+
+    def _given(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in _SPARSE_FIELDS}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def setting(self) -> SparseAttention | None:
+        """The setting asked for; None is exact attention."""
+        if not self.sparse_attn:
+            return None
+        return SparseAttention(**self._fields())
+
+    def _fields(self) -> dict[str, Any]:
+        fields = {_SPARSE_FIELDS[name]: value for name, value in self._given().items()}
+        if self.sparse_exact_layers is not None:
+            layers = numbers("--sparse-exact-layers", self.sparse_exact_layers, int)
+            fields["exact_layers"] = tuple(layers)
+        return fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmOptions:
+    """Attention settings to compare."""
+
+    attn: Annotated[
+        list[str],
+        option(
+            "--attn",
+            panel=_ARMS,
+            metavar="SETTING",
+            show_default="exact, and sparse as the --sparse options say",
+            help="exact, or sparse[:key=value,...] with keys k, block, probe, selector, share, "
+            "phase, tail; may be given several times.",
+        ),
+    ] = field(default_factory=list)
+
+    def arms(self, sparse: SparseOptions) -> list[Arm]:
+        """What to compare: every --attn, or exact beside what the --sparse options say."""
+        if self.attn and sparse.sparse_attn:
+            raise ConfigError("--attn: expected no --sparse-attn beside it, got both")
+        if self.attn:
+            return parse_arms(self.attn)
+        return [Arm.of(None), Arm.of(sparse.setting or SparseAttention())]
