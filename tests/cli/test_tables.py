@@ -99,12 +99,14 @@ def test_info_counts_bytes_per_token(on_tiny: Run) -> None:
     # 2 layers x 1 head x 32 values: f16 keys, values of 4 bits with an f32 scale. Never q8_0
     # keys, so no index; importance is one 64-bit number per layer.
     assert facts["cache"]["bytes_per_token"] == 2 * (2 * 32 + 32 // 2 + 4)
-    assert facts["cache"]["index_bytes_per_token"] == 0
+    assert facts["cache"]["even_index_bytes_per_token"] == 0
+    # Of each block 2 keys and a mean with their scales, and 4 spreads, whatever the keys' type.
+    assert facts["cache"]["anchors_index_bytes_per_token"] == 2 * (3 * (32 + 4) + 16) // 32
     assert facts["cache"]["importance_bytes_per_token"] == 16
     q8 = json.loads(on_tiny("info", "--json").out)["cache"]
     assert q8["bytes_per_token"] == 2 * 2 * (32 + 4)
     # 8 of 32 keys, with their scales.
-    assert q8["index_bytes_per_token"] == 2 * (32 + 4) * 8 // 32
+    assert q8["even_index_bytes_per_token"] == 2 * (32 + 4) * 8 // 32
 
 
 def test_info_says_what_would_run_and_why(on_tiny: Run, model: Path) -> None:

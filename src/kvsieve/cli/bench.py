@@ -8,6 +8,7 @@ from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
 from kvsieve.cli.options import ModelOptions, integer, numbers, option
 from kvsieve.cli.progress import StatusBar
+from kvsieve.cli.sparse_options import ArmOptions, SparseOptions
 from kvsieve.errors import ConfigError
 from kvsieve.evals.results import RowWriter, check_format
 

@@ -13,6 +13,7 @@ from kvsieve.cli.loading import open_model
 from kvsieve.cli.options import ModelOptions, SamplingOptions, option
 from kvsieve.cli.progress import StatusBar
 from kvsieve.cli.reply_options import ReplyOptions
+from kvsieve.cli.sparse_options import SparseOptions
 from kvsieve.errors import ConfigError
 
 if TYPE_CHECKING:

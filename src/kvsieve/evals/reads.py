@@ -16,7 +16,7 @@ def choose_bytes(sparse: SparseAttention | None, layout: PageLayout, *, num_kv_h
     The packed index where there is one; else the sampled keys in their pages. What the selector
     `probe` sums of importance is added.
     """
-    if sparse is None:
+    if sparse is None or sparse.selector == "window":
         return 0.0
     index = selector_index(sparse, layout)
     if index is not None:

@@ -147,6 +147,11 @@ class AnchorLayout:
     head_dim: int
 
     @property
+    def block_size(self) -> int:
+        """Tokens that a record stands for."""
+        return BLOCK_SIZE
+
+    @property
     def vectors(self) -> int:
         return NUM_ANCHORS + 1
 

@@ -13,8 +13,9 @@ from kvsieve.cli.evals.options import (
 )
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
-from kvsieve.cli.options import ArmOptions, ModelOptions, SparseOptions
+from kvsieve.cli.options import ModelOptions
 from kvsieve.cli.progress import StatusBar
+from kvsieve.cli.sparse_options import ArmOptions, SparseOptions
 from kvsieve.evals.arms import Arm
 from kvsieve.evals.results import RowWriter
 from kvsieve.evals.settings import Trial, trials

@@ -7,8 +7,8 @@ from kvsieve.cli.evals.options import QuestionOptions, depths_of, lengths_of
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
 from kvsieve.cli.options import ModelOptions
-from kvsieve.cli.sparse_options import ArmOptions, SparseOptions
 from kvsieve.cli.progress import StatusBar
+from kvsieve.cli.sparse_options import ArmOptions, SparseOptions
 from kvsieve.evals.results import RowWriter
 from kvsieve.evals.settings import trials
 

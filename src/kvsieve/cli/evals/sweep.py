@@ -11,8 +11,9 @@ from kvsieve.attention.config import SparseAttention
 from kvsieve.cli.evals.options import RUN, EvalOptions, depths_of, lengths_of, names
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
-from kvsieve.cli.options import ArmOptions, ModelOptions, SparseOptions, integer, numbers, option
+from kvsieve.cli.options import ModelOptions, integer, numbers, option
 from kvsieve.cli.progress import StatusBar
+from kvsieve.cli.sparse_options import ArmOptions, SparseOptions
 from kvsieve.errors import ConfigError
 from kvsieve.evals.arms import Arm
 from kvsieve.evals.corpus import TEXT_KINDS
