@@ -44,7 +44,7 @@ def test_importance_is_recorded_only_for_who_reads_it(
         ({"num_probes": 0}, "num_probes: expected an integer of at least 1"),
         ({"num_probes": 33}, "num_probes: expected at most block_size=32"),
         ({"dense_tail": -1}, "dense_tail: expected an integer of at least 0"),
-        ({"selector": "best"}, "selector: expected one of probe, even, got 'best'"),
+        ({"selector": "best"}, "selector: expected one of probe, even, anchors, window, got 'best'"),
         ({"share": "layer"}, "share: expected one of head, group"),
         ({"phase": "never"}, "phase: expected one of both, prefill, decode"),
     ],
@@ -61,3 +61,27 @@ def test_accepted_extremes() -> None:
 def test_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         SparseAttention().k = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"mass": 1.5}, "mass: expected a share, 0 to 1, got 1.5"),
+        ({"mass": 0.0, "selector": "anchors"}, "mass: expected a share above 0"),
+        ({"mass": 0.9, "selector": "even"}, "mass: expected selector anchors"),
+        ({"warn_mass": 0.9, "selector": "even"}, "warn_mass: expected selector anchors"),
+        ({"k_min": 9, "k_max": 8}, "k_min: expected at most k_max=8, got 9"),
+        ({"exact_layers": [0]}, "exact_layers: expected a tuple"),
+        ({"exact_layers": (-1,)}, "exact_layers: expected an integer of at least 0"),
+    ],
+)
+def test_budgets_are_checked(fields: dict[str, object], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        SparseAttention(**fields)  # type: ignore[arg-type]
+
+
+def test_a_mass_budget_is_between_k_min_and_k_max() -> None:
+    by_mass = SparseAttention(selector="anchors", mass=0.9, k_min=4, k_max=64, k=7)
+    assert (by_mass.smallest_budget, by_mass.largest_budget) == (4, 64)
+    by_blocks = SparseAttention(selector="anchors", k_min=4, k_max=64, k=7)
+    assert (by_blocks.smallest_budget, by_blocks.largest_budget) == (7, 7)

@@ -137,10 +137,10 @@ def run_layer(
         attended_pairs, causal_pairs = count_pairs(segment, lists, window=shape.window)
         stats.pairs_attended += attended_pairs
         stats.pairs_causal += causal_pairs
-        kept = kept_mass(segment, index, q[rows], scale=shape.attention_scale, lists=lists)
-        if kept is not None:
+        mass = kept_mass(segment, index, q[rows], scale=shape.attention_scale, lists=lists)
+        if mass is not None:
             before = [] if stats.kept_mass is None else [stats.kept_mass]
-            stats.kept_mass = np.concatenate([*before, kept[None]])
+            stats.kept_mass = np.concatenate([*before, mass[None]])
         clock.charge("attention_ns")
         start = rows.stop
 
