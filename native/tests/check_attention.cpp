@@ -181,6 +181,66 @@ bool check_index_scores(Pair kernels) {
   return check.report(kernels.got.name);
 }
 
+bool check_anchor_logits(Pair kernels) {
+  Check check("anchor_logits");
+  Random random(11);
+  for (int d : kHeadDims)
+    for (int rows = 1; rows <= kMaxRows; rows++) {
+      const size_t codes = static_cast<size_t>(kAnchorVectors) * d * kIndexLanes;
+      const int floats = (kAnchorVectors + kAnchorBands) * kIndexLanes;
+      auto record = random.bytes(codes + static_cast<size_t>(floats) * 4);
+      for (int i = 0; i < floats; i++) {
+        // Unwritten lanes are read too, here as NaN.
+        const float value =
+            i % kIndexLanes == 15 ? std::bit_cast<float>(0x7fc00000u) : random.positive();
+        std::memcpy(record.data() + codes + 4 * i, &value, 4);
+      }
+      const Folded q(kernels.expected, rows, d, 1, random);
+      std::vector<AnchorRow> about(rows);
+      for (AnchorRow& row : about) {
+        row.offset = -128 * static_cast<int>(100 * random.positive());
+        for (float& energy : row.half_energy) energy = random.positive();
+      }
+      const int stride = 20, vector_stride = stride * kMaxRows;
+      std::vector<float> got(vector_stride * kAnchorVectors, 7), expected(got);
+      kernels.got.anchor_logits(record.data(), d, q.view(), about.data(), rows, got.data(), stride,
+                                vector_stride);
+      kernels.expected.anchor_logits(record.data(), d, q.view(), about.data(), rows,
+                                     expected.data(), stride, vector_stride);
+      for (int v = 0; v < kAnchorVectors; v++)
+        for (int r = 0; r < rows; r++)
+          check.same(&got[v * vector_stride + r * stride], &expected[v * vector_stride + r * stride],
+                     15, name("head_dim", d) + name(", rows", rows) + name(", vector", v));
+    }
+  return check.report(kernels.got.name);
+}
+
+bool check_block_masses(Pair kernels) {
+  Check check("block_masses");
+  Random random(12);
+  for (int indexed : {1, 15, 16, 17, 40})
+    for (int num_recent : {33, 47, 48, 49, 64}) {
+      const int stride = 48;
+      std::vector<float> logits(stride * kAnchorVectors), recent(2 * kBlock);
+      for (float& x : logits) x = 40 * random.positive() - 20;
+      for (float& x : recent) x = 40 * random.positive() - 20;
+      for (int v = 0; v < kAnchorVectors; v++)  // behind the last block
+        for (int b = indexed; b < stride; b++) logits[v * stride + b] = __builtin_nanf("");
+      for (int t = num_recent; t < 2 * kBlock; t++) recent[t] = __builtin_nanf("");
+      std::vector<float> got(stride, 7), expected(got), logits2(logits), recent2(recent);
+      const float top =
+          kernels.got.block_masses(logits.data(), stride, indexed, recent.data(), num_recent,
+                                   got.data());
+      const float expected_top =
+          kernels.expected.block_masses(logits2.data(), stride, indexed, recent2.data(),
+                                        num_recent, expected.data());
+      const std::string where = name("blocks", indexed) + name(", recent", num_recent);
+      check.same(&top, &expected_top, 1, where + ", top");
+      check.same(got.data(), expected.data(), indexed + 2, where);
+    }
+  return check.report(kernels.got.name);
+}
+
 // A run's outcome; weights are exp(logit - m) of the listed pages.
 struct Outcome {
   std::vector<float> weights, o, m, s;
