@@ -44,7 +44,10 @@ def test_importance_is_recorded_only_for_who_reads_it(
         ({"num_probes": 0}, "num_probes: expected an integer of at least 1"),
         ({"num_probes": 33}, "num_probes: expected at most block_size=32"),
         ({"dense_tail": -1}, "dense_tail: expected an integer of at least 0"),
-        ({"selector": "best"}, "selector: expected one of probe, even, anchors, window, got 'best'"),
+        (
+            {"selector": "best"},
+            "selector: expected one of probe, even, anchors, window, got 'best'",
+        ),
         ({"share": "layer"}, "share: expected one of head, group"),
         ({"phase": "never"}, "phase: expected one of both, prefill, decode"),
     ],
