@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from kvsieve.cli.options import SparseOptions
 from kvsieve.cli.serve_options import (
     DefaultSamplingOptions,
     ListenOptions,
     SafetyOptions,
     server_config,
 )
+from kvsieve.cli.sparse_options import SparseOptions
 from kvsieve.server.run import HttpServer
 from tests.cli.conftest import Run
 from tests.cli.test_app import PROGRAM, assert_one_line_of_error

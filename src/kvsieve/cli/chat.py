@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 from kvsieve.cli.generate import NO_LIMIT, summary
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
-from kvsieve.cli.options import ModelOptions, SparseOptions, option
+from kvsieve.cli.options import ModelOptions, option
 from kvsieve.cli.progress import StatusBar
 from kvsieve.cli.serve_options import DefaultSamplingOptions
+from kvsieve.cli.sparse_options import SparseOptions
 from kvsieve.errors import KvsieveError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
-from kvsieve.cli.options import ModelOptions, SparseOptions
+from kvsieve.cli.options import ModelOptions
 from kvsieve.cli.progress import StatusBar
 from kvsieve.cli.serve_options import (
     BatchOptions,
@@ -14,6 +14,7 @@ from kvsieve.cli.serve_options import (
     SafetyOptions,
     server_config,
 )
+from kvsieve.cli.sparse_options import SparseOptions
 
 if TYPE_CHECKING:
     import socket

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from kvsieve.cli.options import SparseOptions, integer, option, real
+from kvsieve.cli.options import integer, option, real
+from kvsieve.cli.sparse_options import SparseOptions
 from kvsieve.errors import ConfigError
 from kvsieve.server.config import (
     MIB,
