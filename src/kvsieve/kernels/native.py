@@ -32,7 +32,7 @@ from kvsieve.kernels.checks import (
     count_tiles,
 )
 from kvsieve.kernels.layout import GROUP
-from kvsieve.kernels.native_segment import segment_fields
+from kvsieve.kernels.native_segment import kept_mass, segment_fields
 from kvsieve.kernels.threads import default_threads
 from kvsieve.types import BLOCK_SIZE, F32, I32
 
@@ -321,7 +321,7 @@ class NativeBackend:
                 SegmentStats(
                     pairs_attended=pairs[2 * i],
                     pairs_causal=pairs[2 * i + 1],
-                    kept_mass=_kept_mass(step, i),
+                    kept_mass=kept_mass(step, i),
                 )
                 for i in range(len(pairs) // 2)
             ],
@@ -379,12 +379,6 @@ def _check_source(source: WeightSource, kind: str) -> None:
             f"[pack_weight] data: expected {np.dtype(dtype)} ({source.rows}, {row}), got "
             f"{source.data.dtype} {source.data.shape}"
         )
-
-
-def _kept_mass(step: Any, segment: int) -> F32 | None:
-    """``[layers run, Hq]``, None where nobody estimates."""
-    layers: list[list[float]] = step.kept_mass(segment)
-    return np.array(layers, np.float32) if layers else None
 
 
 def _block_lists(segment: Segment, found: tuple[int, int, list[int], list[int]]) -> BlockLists:

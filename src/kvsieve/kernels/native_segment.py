@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import numpy as np
+
 from kvsieve.errors import ConfigError
 from kvsieve.kernels.backend import Segment
 from kvsieve.kernels.checks import check_segment
 from kvsieve.kernels.layout import AnchorLayout
-from kvsieve.types import BLOCK_SIZE
+from kvsieve.types import BLOCK_SIZE, F32
 
 
 def segment_fields(segment: Segment) -> dict[str, Any]:
@@ -83,3 +85,9 @@ def _index_fields(segment: Segment) -> dict[str, Any]:
         "index_entries": layout.entries,
         "index_is_anchors": False,
     }
+
+
+def kept_mass(step: Any, segment: int) -> F32 | None:
+    """``[layers run, Hq]``, None where nobody estimates."""
+    layers: list[list[float]] = step.kept_mass(segment)
+    return np.array(layers, np.float32) if layers else None
