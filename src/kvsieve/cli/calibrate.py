@@ -8,8 +8,8 @@ from kvsieve.attention.config import SparseAttention
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
 from kvsieve.cli.options import ModelOptions, integer, option, real
-from kvsieve.cli.sparse_options import SparseOptions
 from kvsieve.cli.progress import StatusBar
+from kvsieve.cli.sparse_options import SparseOptions
 from kvsieve.errors import ConfigError
 from kvsieve.evals.results import markdown_row
 

@@ -1,7 +1,7 @@
 """Options that several commands share, in groups, named as in llama.cpp where it has them."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 from kvsieve.cli.declare import integer, numbers, one_of, option, real
 from kvsieve.cli.model_source import PANEL, SourceOptions
