@@ -84,6 +84,9 @@ def test_a_report_in_the_words_of_the_engine() -> None:
         "exact_layers": [0],
         "host_layers": {"2": "a window"},
         "notes": ["something"],
+        "mass": None,
+        "kept_mass": None,
+        "warning": None,
     }
 
 
