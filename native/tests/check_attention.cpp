@@ -209,8 +209,9 @@ bool check_anchor_logits(Pair kernels) {
                                      expected.data(), stride, vector_stride);
       for (int v = 0; v < kAnchorVectors; v++)
         for (int r = 0; r < rows; r++)
-          check.same(&got[v * vector_stride + r * stride], &expected[v * vector_stride + r * stride],
-                     15, name("head_dim", d) + name(", rows", rows) + name(", vector", v));
+          check.same(&got[v * vector_stride + r * stride],
+                     &expected[v * vector_stride + r * stride], 15,
+                     name("head_dim", d) + name(", rows", rows) + name(", vector", v));
     }
   return check.report(kernels.got.name);
 }
@@ -222,18 +223,16 @@ bool check_block_masses(Pair kernels) {
     for (int num_recent : {33, 47, 48, 49, 64}) {
       const int stride = 48;
       std::vector<float> logits(stride * kAnchorVectors), recent(2 * kBlock);
-      for (float& x : logits) x = 40 * random.positive() - 20;
-      for (float& x : recent) x = 40 * random.positive() - 20;
-      for (int v = 0; v < kAnchorVectors; v++)  // behind the last block
+      for (float& x : logits) x = 32 * random.positive() - 16;  // exact, fused or not
+      for (float& x : recent) x = 32 * random.positive() - 16;  // exact, fused or not
+      for (int v = 0; v < kAnchorVectors; v++)                  // behind the last block
         for (int b = indexed; b < stride; b++) logits[v * stride + b] = __builtin_nanf("");
       for (int t = num_recent; t < 2 * kBlock; t++) recent[t] = __builtin_nanf("");
       std::vector<float> got(stride, 7), expected(got), logits2(logits), recent2(recent);
-      const float top =
-          kernels.got.block_masses(logits.data(), stride, indexed, recent.data(), num_recent,
-                                   got.data());
-      const float expected_top =
-          kernels.expected.block_masses(logits2.data(), stride, indexed, recent2.data(),
-                                        num_recent, expected.data());
+      const float top = kernels.got.block_masses(logits.data(), stride, indexed, recent.data(),
+                                                 num_recent, got.data());
+      const float expected_top = kernels.expected.block_masses(
+          logits2.data(), stride, indexed, recent2.data(), num_recent, expected.data());
       const std::string where = name("blocks", indexed) + name(", recent", num_recent);
       check.same(&top, &expected_top, 1, where + ", top");
       check.same(got.data(), expected.data(), indexed + 2, where);
