@@ -24,7 +24,7 @@ import numpy as np
 
 from kvsieve import LLM
 from kvsieve.engine.model_loader import resolve_model
-from kvsieve.errors import KvsieveError
+from kvsieve.errors import ConfigError, KvsieveError
 from kvsieve.evals.corpus import PasskeyPrompt, filler_tokens, passkey_prompt
 from kvsieve.models.gguf import GgufFile
 from peers.arms import Prompt
@@ -142,7 +142,7 @@ def write(comparison: Comparison, *, base: str | None, out: Path | None) -> None
     (out / "results.json").write_text(to_json(comparison, rows), encoding="utf-8")
     try:
         write_plot(comparison, out / "speed.png")
-    except ImportError as error:
+    except ConfigError as error:
         say(f"no plot: {error}")
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from kvsieve.plotting import new_figure, write_figure
 from peers.figures import PHASES, Comparison, Engine, tokens_per_second
 
 OURS = ("#c1121f", "#f28482")
@@ -12,13 +13,8 @@ MARKERS = "osD^vPX*<>"
 
 def write_plot(comparison: Comparison, path: Path) -> None:
     """Prefill and decode, both in tokens per second on logarithmic axes, as a PNG image."""
-    # No display is needed for a file; no other part of the project needs this package.
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, 2, figsize=(12, 5.6), layout="constrained")
+    figure, axes = new_figure(width_inches=12, height_inches=5.6, columns=2)
+    panels = axes[0]
     styles = _styles(comparison.engines)
     depths = sorted(comparison.speeds)
     for panel, phase in zip(panels, PHASES, strict=True):
@@ -37,8 +33,10 @@ def write_plot(comparison: Comparison, path: Path) -> None:
         panel.set_yscale("log")
         panel.set_xticks(depths, [f"{depth:,}" for depth in depths])
         panel.minorticks_off()
-        panel.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5), numticks=20))
-        panel.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,.0f}"))
+        low, high = panel.get_ylim()
+        steps = [m * 10**e for e in range(7) for m in (1, 2, 5)]
+        panel.set_yticks([step for step in steps if low <= step <= high])
+        panel.yaxis.set_major_formatter("{x:,.0f}")
         panel.set_xlabel("prompt tokens")
         panel.set_ylabel("tokens per second")
         panel.grid(color="#dddddd", linewidth=0.7)
@@ -51,8 +49,7 @@ def write_plot(comparison: Comparison, path: Path) -> None:
         x=0.01,
         ha="left",
     )
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    write_figure(figure, path)
 
 
 def _styles(engines: list[Engine]) -> dict[str, dict[str, Any]]:
