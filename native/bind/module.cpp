@@ -219,6 +219,8 @@ std::vector<kvsieve::Lists> make_lists(int heads, int tiles, const std::vector<i
 }  // namespace
 
 NB_MODULE(_native, m) {
+  // A service's thread may still hold its engine when the interpreter ends; that is no leak.
+  nb::set_leak_warnings(false);
   m.doc() = "The C++ core of kvsieve. Use it through kvsieve.kernels.native.";
   m.def("isa_list", &isa_list, "Instruction sets built in, best first: (name, supported here).");
   nb::class_<kvsieve::Arena>(m, "Arena").def(nb::init<>());
