@@ -29,8 +29,8 @@ def test_short_prompts_are_found_by_exact_and_sparse_attention(llm):
 
 
 # B decodes the question sparsely too. There one selection per query head reads a digit of a key in
-# 6,000 tokens wrongly (11 of 12 with even at k=16 and 32, and with probe at 32); one per group reads
-# all of them.
+# 6,000 tokens wrongly (11 of 12 with even at k=16 and 32, and with probe at 32); one per group
+# reads all of them.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arm", "shortest", "setting"),
