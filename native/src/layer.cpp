@@ -84,6 +84,8 @@ Activations Engine::each_row(Worker& worker, const Activations& shared, int rows
     worker.share(rows, 4, [&](int64_t row) { fill(shared, static_cast<int>(row)); });
     return shared;
   }
+  // A thread that comes late may read rows that the others already change. Then they are past the
+  // phase that uses them: it finds no item left, and what it made here goes unused.
   const Activations own = own_[worker.id()].view(shared.cols);
   for (int row = 0; row < rows; row++) fill(own, row);
   return own;
