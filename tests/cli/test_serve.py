@@ -34,9 +34,12 @@ from tests.cli.test_app import PROGRAM, assert_one_line_of_error
         (["--cors-origins", "example.org"], ["cors_origins", "'example.org'"]),
         (["--slot-save-path", "no/such/folder"], ["--slot-save-path", "no/such/folder"]),
         (["--chat-template-file", "no/such/file"], ["no/such/file"]),
-        (["--sparse-k-max", "8"], ["max_k", "8"]),
-        (["--sparse-k-min", "0"], ["min_k", "0"]),
-        (["--sparse-attn", "--sparse-k-min", "9", "--sparse-k-max", "8"], ["max_k", "9", "8"]),
+        (["--sparse-limit-k-max", "8"], ["max_k", "8"]),
+        (["--sparse-limit-k-min", "0"], ["min_k", "0"]),
+        (
+            ["--sparse-attn", "--sparse-limit-k-min", "9", "--sparse-limit-k-max", "8"],
+            ["max_k", "9", "8"],
+        ),
         (["--ssl-key-file", "key.pem"], ["ssl_cert_file"]),
         (["--sparse-k", "8"], ["--sparse-attn"]),
         (["--temp", "-1"], ["temperature", "-1"]),
@@ -75,7 +78,9 @@ def test_keys_come_from_both_places(tmp_path: Path) -> None:
 def test_options_become_settings() -> None:
     config = server_config(
         ListenOptions(port=0, alias="a"),
-        SafetyOptions(cors_origins="https://a.example/, http://b", sparse_k_max=64, body_limit=2),
+        SafetyOptions(
+            cors_origins="https://a.example/, http://b", sparse_limit_k_max=64, body_limit=2
+        ),
         DefaultSamplingOptions(temp=0.5, predict=100),
         sparse=SparseOptions(sparse_attn=True, sparse_k=16),
     )

@@ -43,7 +43,7 @@ def serve(
     Examples:
       kvsieve serve
       kvsieve serve -m model.gguf --port 9000 --api-key-file keys.txt
-      kvsieve serve --sparse-attn --sparse-k 32 --sparse-k-max 128 -np 8
+      kvsieve serve --sparse-attn --sparse-k 32 --sparse-limit-k-max 128 -np 8
     """
     from kvsieve.engine.service import Service
     from kvsieve.server.app import create_app

@@ -149,14 +149,16 @@ class SafetyOptions:
             help="Requests may not choose their attention; without it they may.",
         ),
     ] = False
-    sparse_k_min: Annotated[
+    sparse_limit_k_min: Annotated[
         int,
-        integer("--sparse-k-min", panel=_SAFETY, help="Fewest blocks that a request may set."),
+        integer(
+            "--sparse-limit-k-min", panel=_SAFETY, help="Fewest blocks that a request may set."
+        ),
     ] = 1
-    sparse_k_max: Annotated[
+    sparse_limit_k_max: Annotated[
         int | None,
         integer(
-            "--sparse-k-max",
+            "--sparse-limit-k-max",
             panel=_SAFETY,
             show_default="no limit, exact attention included",
             help="Most blocks that a request may set. Needs --sparse-attn.",
@@ -299,8 +301,8 @@ def server_config(
         sparse=SparsePolicy(
             default=sparse.setting,
             per_request=not safety.sparse_fixed,
-            min_k=safety.sparse_k_min,
-            max_k=safety.sparse_k_max,
+            min_k=safety.sparse_limit_k_min,
+            max_k=safety.sparse_limit_k_max,
         ),
     )
 

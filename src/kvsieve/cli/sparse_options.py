@@ -20,8 +20,8 @@ _SPARSE_FIELDS = {
     "sparse_phase": "phase",
     "sparse_dense_tail": "dense_tail",
     "sparse_mass": "mass",
-    "sparse_mass_k_min": "k_min",
-    "sparse_mass_k_max": "k_max",
+    "sparse_k_min": "k_min",
+    "sparse_k_max": "k_max",
     "sparse_exact_layers": "exact_layers",
     "sparse_warn_mass": "warn_mass",
 }
@@ -118,19 +118,19 @@ class SparseOptions:
             "by the estimate of selector anchors.",
         ),
     ] = None
-    sparse_mass_k_min: Annotated[
+    sparse_k_min: Annotated[
         int | None,
         integer(
-            "--sparse-mass-k-min",
+            "--sparse-k-min",
             panel=_SPARSE,
             show_default="8",
             help="With --sparse-mass, blocks to read at least.",
         ),
     ] = None
-    sparse_mass_k_max: Annotated[
+    sparse_k_max: Annotated[
         int | None,
         integer(
-            "--sparse-mass-k-max",
+            "--sparse-k-max",
             panel=_SPARSE,
             show_default="128",
             help="With --sparse-mass, blocks to read at most.",
