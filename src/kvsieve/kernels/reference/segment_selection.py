@@ -20,6 +20,7 @@ from kvsieve.kernels.reference.attention import listed_blocks
 from kvsieve.kernels.reference.logits import fold_queries, logits
 from kvsieve.kernels.reference.pages import block_positions, read_keys, tiles
 from kvsieve.kernels.reference.quantize import Rows
+from kvsieve.kernels.reference.refinement import Refined, refine
 from kvsieve.kernels.reference.selection import (
     block_lists,
     causal_blocks,
@@ -78,12 +79,7 @@ class _Scorer:
         return logits(self.q.take((rows, heads)).flat(), keys)
 
     def shares(self, kv_head: int, rows: slice) -> F32:
-        """Shares of the attention of rows of one block: f32 ``[G * rows, Ns]``, head by head."""
-        masses, _ = self.masses(kv_head, rows)
-        return shares(masses, self.plan.block_size)
-
-    def masses(self, kv_head: int, rows: slice) -> tuple[F32, F32]:
-        """Masses per block of 32 and their units (`anchors.block_masses`), head by head."""
+        """Estimated shares of rows of one block: f32 ``[G * rows, Ns]``, head by head."""
         group = self.q.values.shape[1] // self.num_kv_heads
         positions = self.segment.start + np.arange(rows.start, rows.stop, dtype=np.int64)
         found = [
@@ -96,8 +92,17 @@ class _Scorer:
             )
             for head in range(kv_head * group, (kv_head + 1) * group)
         ]
-        masses, tops = zip(*found, strict=True)
-        return np.concatenate(masses), np.concatenate(tops)
+        masses = np.concatenate([mass for mass, _ in found])
+        return shares(masses, self.plan.block_size)
+
+    def refined(self) -> list[Refined]:
+        """Masses of a decoded token, one result per list."""
+        num_q_heads = self.q.values.shape[1]
+        step = num_q_heads // self.num_kv_heads if self.plan.share == "group" else 1
+        lists = [range(head, head + step) for head in range(0, num_q_heads, step)]
+        return [
+            refine(self.segment, self.layer, self.plan, q=self.q, heads=heads) for heads in lists
+        ]
 
     def decode_scores(self) -> F32:
         """Scores of the only row, per query head: f32 ``[Hq, Nb]``."""
@@ -136,15 +141,13 @@ class _Scorer:
         if plan.selector == "window":  # nothing to score
             num_lists = self.num_kv_heads if plan.share == "group" else self.q.values.shape[1]
             return np.zeros((num_lists, num_blocks), np.float32)
+        if plan.selector == "anchors":
+            return np.stack([one.shares for one in self.refined()])
         num_full = num_tokens // plan.block_size
         scores = self.decode_scores()
         # The heads that choose together: a group, or each on its own.
         lists = self.num_kv_heads if plan.share == "group" else len(scores)
         scores = scores.reshape(lists, -1, scores.shape[1])
-        if plan.selector == "anchors":
-            if plan.share == "head":
-                return scores[:, 0]
-            return np.stack([merge_shares(group, is_mean=plan.mass > 0) for group in scores])
         if plan.selector == "even" and num_full:
             coarse = [self.coarse(head, num_full=num_full) for head in range(self.num_kv_heads)]
             scores = keep_candidates(
@@ -188,7 +191,8 @@ class _Scorer:
 
 
 def score_blocks(segment: Segment, layer: int, q: F32, *, scale: float) -> F32:
-    """Scores of a decoded token, its own key included: probe scores, or with anchors shares.
+    """Scores of a decoded token, its own key included: probe scores, or with anchors shares by
+    estimate alone.
 
     Parameters
     ----------
@@ -272,11 +276,13 @@ def kept_mass(
         return np.ones(num_q_heads, np.float32)
     q_rows = fold_queries(q, segment.layout.k_type, scale=scale)
     scorer = _Scorer(segment=segment, layer=layer, plan=plan, q=q_rows)
-    found = [scorer.masses(head, slice(0, 1)) for head in range(scorer.num_kv_heads)]
-    masses, tops = (np.concatenate(part) for part in zip(*found, strict=True))
+    found = scorer.refined()
+    masses = np.concatenate([one.masses for one in found])
+    tops = np.concatenate([one.tops for one in found])
     kept = np.empty(num_q_heads, np.float32)
     for head in range(num_q_heads):
-        blocks = listed_blocks(lists, head * lists.num_heads // num_q_heads, 0, segment)
+        own = segment.start // BLOCK_SIZE
+        blocks = listed_blocks(lists, head * lists.num_heads // num_q_heads, own, segment)
         kv_head = head * scorer.num_kv_heads // num_q_heads
         keys = read_keys(segment, layer, kv_head, blocks)
         row = logits(q_rows.take((slice(0, 1), slice(head, head + 1))).flat(), keys)[0]
