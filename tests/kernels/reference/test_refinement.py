@@ -25,15 +25,11 @@ def test_masses_are_replaced_and_the_others_scaled() -> None:
     logits[0, 0, 3] = np.log(7)  # block 0 holds 7, not 8
     logits[0, 1, :2] = np.log(0.5), np.log(1.5)  # block 2 holds 2
     pages = np.array([0, 2], np.int32)
-    got, units = correct(
-        masses, tops, logits, pages=pages, is_margin=np.array([0, 1], np.float32)
-    )
+    got, units = correct(masses, tops, logits, pages=pages, is_margin=np.array([0, 1], np.float32))
     in_units_of_one = got * np.exp(units)[:, None]
     np.testing.assert_allclose(in_units_of_one, [[7, 4, 2, 1, 5, 6]], rtol=1e-5)
 
-    got, units = correct(
-        masses, tops, logits, pages=pages, is_margin=np.array([1, 1], np.float32)
-    )
+    got, units = correct(masses, tops, logits, pages=pages, is_margin=np.array([1, 1], np.float32))
     scale = (7 + 2) / (8 + 2)
     np.testing.assert_allclose(
         got * np.exp(units)[:, None], [[7, 4 * scale, 2, scale, 5, 6]], rtol=1e-5
