@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -150,7 +151,9 @@ void add_segment(PyStep& self, const nb::dict& fields) {
               integer("exact_from_tile"),
               nb::cast<float>(fields["mass"]),
               integer("k_min"),
-              nb::cast<std::vector<int>>(fields["exact_layers"])};
+              nb::cast<std::vector<int>>(fields["exact_layers"]),
+              nb::cast<std::vector<std::pair<int, int>>>(fields["layer_k"]),
+              integer("k")};
   s.num_kv_heads = integer("num_kv_heads");
   s.pages = array.operator()<uint8_t>("pages");
   s.layer_page_bytes = static_cast<size_t>(number("layer_page_bytes"));

@@ -249,6 +249,7 @@ bool Engine::run_layer(const Layer& layer, int index, float* hidden, Step& step,
     kept_heads_.reserve(static_cast<size_t>(num_kept) * q_width);
   }
   for (ActivationBuffer& own : own_) own.prepare(kFewRows, width > q_width ? width : q_width);
+  for (Segment& s : step.segments) s.plan.enter(index);
   queries_.prepare(heads, rows, q_.data());
   selection_.prepare(heads, step.segments);
   attention_.prepare(heads, step.segments);
@@ -363,6 +364,7 @@ bool Engine::score(Step& step, HeadShape shape, int layer, float* q, float scale
 }
 
 bool Engine::select(Step& step, HeadShape shape, int layer, float* q, float scale) {
+  for (Segment& s : step.segments) s.plan.enter(layer);
   if (!fold(step, shape, q, scale)) return false;
   team_.run(num_phases(step.segments.size()),
             [&](Worker& worker) { selection_.run(worker, step.segments, queries_, layer); });

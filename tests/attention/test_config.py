@@ -76,6 +76,15 @@ def test_frozen() -> None:
         ({"k_min": 9, "k_max": 8}, "k_min: expected at most k_max=8, got 9"),
         ({"exact_layers": [0]}, "exact_layers: expected a tuple"),
         ({"exact_layers": (-1,)}, "exact_layers: expected an integer of at least 0"),
+        ({"layer_k": ((0, 0),)}, "layer_k: expected an integer of at least 1, got 0"),
+        ({"layer_k": ((-1, 4),)}, "layer_k: expected an integer of at least 0, got -1"),
+        ({"layer_k": (3, 4)}, r"layer_k: expected a tuple of pairs"),
+        ({"layer_k": ((1, 4), (1, 5))}, "layer_k: expected each layer once"),
+        ({"layer_k": ((1, 4),), "exact_layers": (1,)}, "layer_k: expected each layer once"),
+        (
+            {"layer_k": ((1, 4),), "mass": 0.9, "selector": "anchors"},
+            "layer_k: expected no mass beside it",
+        ),
     ],
 )
 def test_budgets_are_checked(fields: dict[str, object], expected: str) -> None:
@@ -88,3 +97,7 @@ def test_a_mass_budget_is_between_k_min_and_k_max() -> None:
     assert (by_mass.smallest_budget, by_mass.largest_budget) == (4, 64)
     by_blocks = SparseAttention(selector="anchors", k_min=4, k_max=64, k=7)
     assert (by_blocks.smallest_budget, by_blocks.largest_budget) == (7, 7)
+
+
+def test_a_layer_with_a_smaller_budget_is_the_first_to_be_sparse() -> None:
+    assert SparseAttention(k=7, layer_k=((2, 5), (3, 9))).smallest_budget == 5

@@ -97,6 +97,8 @@ def test_the_json_object_word_for_word():
             "sparse_layers": [0, 2],
             "mass": None,
             "exact_layers": [],
+            "layer_k": {},
+            "profile": None,
             "kept_mass": None,
             "warning": None,
         },

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "kvsieve/buffer.h"
@@ -31,7 +32,15 @@ struct Plan {
   float mass;  // budget of `anchors`: blocks until their estimated mass is this, k_min to k; 0: k
   int k_min;
   std::vector<int> exact_layers;
+  std::vector<std::pair<int, int>> layer_k;  // budgets of single layers
+  int usual_k;                               // of all others
 
+  // `k` becomes the budget of that layer.
+  void enter(int layer) {
+    k = usual_k;
+    for (const auto& [own, budget] : layer_k)
+      if (own == layer) k = budget;
+  }
   bool is_exact(int layer) const {
     return std::find(exact_layers.begin(), exact_layers.end(), layer) != exact_layers.end();
   }

@@ -32,6 +32,8 @@ class SparseAttention:
     mass        ``anchors`` alone: instead of always `k`, as many blocks as bring the estimated
                 share of the attention to this, at least `k_min` and at most `k_max`
     exact_layers  layers (from 0) that read everything
+    layer_k     budgets of single layers, as pairs (layer, k); the others have `k`. Not with `mass`
+    profile     file of `kvsieve calibrate` that `exact_layers` and `layer_k` came from
     warn_mass   a reply whose estimated kept mass is under this says so; 0: never
     """
 
@@ -46,6 +48,8 @@ class SparseAttention:
     k_min: int = 8
     k_max: int = 128
     exact_layers: tuple[int, ...] = ()
+    layer_k: tuple[tuple[int, int], ...] = ()
+    profile: str = ""
     warn_mass: float = 0.0
 
     def __post_init__(self) -> None:
@@ -92,22 +96,53 @@ class SparseAttention:
                 "[SparseAttention] warn_mass: expected selector anchors, which estimates it, got "
                 f"{self.selector}"
             )
+        self._check_layers()
+
+    def _check_layers(self) -> None:
         if not isinstance(self.exact_layers, tuple):
             raise ConfigError(
                 f"[SparseAttention] exact_layers: expected a tuple, got {self.exact_layers!r}"
             )
         for layer in self.exact_layers:
             _check_int("exact_layers", layer, minimum=0)
+        if not isinstance(self.layer_k, tuple) or not all(
+            isinstance(pair, tuple) and len(pair) == 2 for pair in self.layer_k
+        ):
+            raise ConfigError(
+                f"[SparseAttention] layer_k: expected a tuple of pairs (layer, k), "
+                f"got {self.layer_k!r}"
+            )
+        layers = [layer for layer, _ in self.layer_k]
+        for layer, k in self.layer_k:
+            _check_int("layer_k", layer, minimum=0)
+            _check_int("layer_k", k, minimum=1)
+        if len(set(layers) | set(self.exact_layers)) < len(layers) + len(set(self.exact_layers)):
+            raise ConfigError(
+                f"[SparseAttention] layer_k: expected each layer once, and none of exact_layers="
+                f"{self.exact_layers}, got {self.layer_k}"
+            )
+        if self.layer_k and self.mass is not None:
+            raise ConfigError(
+                "[SparseAttention] layer_k: expected no mass beside it, which gives each layer "
+                f"what it needs, got mass={self.mass}"
+            )
 
     @property
     def largest_budget(self) -> int:
-        """Blocks that a query reads at most."""
+        """Blocks that a query reads at most, in layers without a budget of their own."""
         return self.k if self.mass is None else self.k_max
 
     @property
     def smallest_budget(self) -> int:
         """Up to so many blocks a context is read whole."""
-        return self.k if self.mass is None else self.k_min
+        if self.mass is not None:
+            return self.k_min
+        return min([self.k, *(k for _, k in self.layer_k)])
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers that are treated apart."""
+        return (*self.exact_layers, *(layer for layer, _ in self.layer_k))
 
     @property
     def uses_importance(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
 from kvsieve.cli.options import ModelOptions, integer, numbers, option
+from kvsieve.cli.profiles import profiled_arms
 from kvsieve.cli.progress import StatusBar
 from kvsieve.cli.sparse_options import ArmOptions, SparseOptions
 from kvsieve.errors import ConfigError
@@ -77,6 +78,8 @@ def bench(
 
     results = []
     with StatusBar() as bar, open_model(model, bar=bar) as llm:
+        bar.close()
+        arms = profiled_arms(arms, compare=compare, options=sparse, llm=llm, model=model)
         measured = run_bench(
             llm,
             arms=arms,

@@ -1,8 +1,8 @@
-"""``kvsieve calibrate``: which layers of a model should stay exact."""
+"""``kvsieve calibrate``: which layers of a model need more blocks, or should stay exact."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from kvsieve.attention.config import SparseAttention
 from kvsieve.cli.groups import grouped
@@ -12,6 +12,9 @@ from kvsieve.cli.progress import StatusBar
 from kvsieve.cli.sparse_options import SparseOptions
 from kvsieve.errors import ConfigError
 from kvsieve.evals.results import markdown_row
+
+if TYPE_CHECKING:
+    from kvsieve.evals.calibration import Profile
 
 _RUN = "Calibration"
 
@@ -38,11 +41,11 @@ class CalibrateOptions:
     ] = 64
     min_mass: Annotated[
         float,
-        real("--min-mass", panel=_RUN, help="A layer that keeps less on average stays exact."),
+        real("--min-mass", panel=_RUN, help="A layer that keeps less on average gets more blocks."),
     ] = 0.8
     max_exact: Annotated[
         float,
-        real("--max-exact", panel=_RUN, help="Largest share of the layers that may; the worst."),
+        real("--max-exact", panel=_RUN, help="Largest share of the layers that may stay exact."),
     ] = 0.2
 
     def __post_init__(self) -> None:
@@ -60,7 +63,9 @@ def calibrate(run: CalibrateOptions, sparse: SparseOptions, model: ModelOptions)
 
     Reads two built-in texts, decodes their last tokens sparsely and compares
     with full attention, layer by layer and head by head. The profile lies
-    beside the model and names the layers that should stay exact.
+    beside the model: layers that keep too little get twice or four times the
+    blocks there, and the worst stay exact if that is not enough. Later runs
+    of the same setting take it up and say so (--sparse-profile none: not).
 
     \b
     Examples:
@@ -71,6 +76,8 @@ def calibrate(run: CalibrateOptions, sparse: SparseOptions, model: ModelOptions)
     from kvsieve.evals.calibration import calibrate as measure
     from kvsieve.evals.calibration import check_writable, profile_path
 
+    if sparse.sparse_profile:
+        raise ConfigError("--sparse-profile: expected none where one is made, got it")
     path = run.out or profile_path(resolve_model(model.source, offline=model.offline))
     check_writable(path)
     with StatusBar() as bar, open_model(model, bar=bar) as llm:
@@ -85,12 +92,21 @@ def calibrate(run: CalibrateOptions, sparse: SparseOptions, model: ModelOptions)
             on_progress=bar.advance,
         )
     profile.write(path)
-    print(markdown_row(["layer", "kept mass", "5th percentile", "worst head", ""]), end="")
-    print(markdown_row(["---"] * 5), end="")
+    print("".join(map(markdown_row, _table(profile))))
+    print(f"{profile.attn}: {profile.gist}\n{path}")
+
+
+def _table(profile: "Profile") -> list[list[str]]:
+    """Kept mass by layer: with the budget, with more of it, and what becomes of the layer."""
+    more = [k for k, _ in profile.layers[0].by_budget] if profile.layers else []
+    head = ["layer", "kept mass", "5th percentile", "worst head", *(f"k={k}" for k in more), ""]
+    rows = [head, ["---"] * len(head)]
+    budgets = dict(profile.layer_k)
     for one in profile.layers:
-        mark = "exact" if one.layer in profile.exact_layers else ""
         worst = f"{min(one.heads):.3f} (head {one.heads.index(min(one.heads))})"
-        figures = [f"{one.kept_mass:.3f}", f"{one.kept_mass_p5:.3f}"]
-        print(markdown_row([str(one.layer), *figures, worst, mark]), end="")
-    exact = ", ".join(map(str, profile.exact_layers)) or "none"
-    print(f"\n{profile.attn}: exact layers: {exact}\n{path}")
+        figures = [f"{one.kept_mass:.3f}", f"{one.kept_mass_p5:.3f}", worst]
+        figures += [f"{kept:.3f}" for _, kept in one.by_budget]
+        mark = f"k={budgets[one.layer]}" if one.layer in budgets else ""
+        mark = "exact" if one.layer in profile.exact_layers else mark
+        rows.append([str(one.layer), *figures, mark])
+    return rows

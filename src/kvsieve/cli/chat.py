@@ -10,6 +10,7 @@ from kvsieve.cli.generate import NO_LIMIT, summary
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
 from kvsieve.cli.options import ModelOptions, option
+from kvsieve.cli.profiles import profiled
 from kvsieve.cli.progress import StatusBar
 from kvsieve.cli.serve_options import DefaultSamplingOptions
 from kvsieve.cli.sparse_options import SparseOptions
@@ -80,9 +81,11 @@ def chat(
         max_tokens=NO_LIMIT if sampling.predict == -1 else sampling.predict,
     )
     with StatusBar() as bar, open_model(model, bar=bar, sparse=sparse.setting) as llm:
+        bar.close()
+        setting = profiled(sparse.setting, options=sparse, llm=llm, model=model)
         service = Service(llm, max_sequences=1, cache_ram_bytes=_CACHE_BYTES)
         try:
-            talk = Conversation(llm, service, params=params, sparse=sparse.setting, bar=bar)
+            talk = Conversation(llm, service, params=params, sparse=setting, bar=bar)
             talk.run(system=options.system)
         finally:
             service.close()

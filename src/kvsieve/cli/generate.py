@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
 from kvsieve.cli.options import ModelOptions, SamplingOptions, option
+from kvsieve.cli.profiles import profiled
 from kvsieve.cli.progress import StatusBar
 from kvsieve.cli.reply_options import ReplyOptions
 from kvsieve.cli.sparse_options import SparseOptions
 from kvsieve.errors import ConfigError
 
 if TYPE_CHECKING:
+    from kvsieve.attention.config import SparseAttention
     from kvsieve.engine.llm import LLM
     from kvsieve.engine.outputs import Completion
     from kvsieve.engine.sampling import SamplingParams
@@ -113,12 +115,14 @@ def generate(
     text = prompt.read()
     params = sampling_params(sampling, reply)
     with StatusBar() as bar, open_model(model, bar=bar) as llm:
+        bar.close()
+        setting = profiled(sparse.setting, options=sparse, llm=llm, model=model)
         ids = llm.chat_prompt([{"role": "user", "content": text}]) if prompt.chat else None
         completion = _run(
             llm,
             text if ids is None else ids,
             params,
-            sparse=sparse,
+            sparse=setting,
             bar=bar,
             quiet=prompt.as_json,
         )
@@ -161,13 +165,13 @@ def _run(
     prompt: str | Sequence[int],
     params: "SamplingParams",
     *,
-    sparse: SparseOptions,
+    sparse: "SparseAttention | None",
     bar: StatusBar,
     quiet: bool,
 ) -> "Completion":
     """Print the text as it comes, unless `quiet`; a line that was begun is always ended."""
     bar.begin("reading the prompt")
-    events = llm.stream(prompt, params, sparse=sparse.setting, on_progress=bar.advance)
+    events = llm.stream(prompt, params, sparse=sparse, on_progress=bar.advance)
     line_begun = False
     try:
         for event in events:

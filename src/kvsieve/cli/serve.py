@@ -1,11 +1,13 @@
 """``kvsieve serve``: OpenAI's API, and llama.cpp's endpoints, over one model."""
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
 from kvsieve.cli.options import ModelOptions
+from kvsieve.cli.profiles import profiled
 from kvsieve.cli.progress import StatusBar
 from kvsieve.cli.serve_options import (
     BatchOptions,
@@ -58,6 +60,9 @@ def serve(
         StatusBar() as bar,
         open_model(model, bar=bar, sparse=config.sparse.default) as llm,
     ):
+        bar.close()
+        default = profiled(config.sparse.default, options=sparse, llm=llm, model=model)
+        config = replace(config, sparse=replace(config.sparse, default=default))
         service = Service(
             llm,
             max_sequences=batch.parallel,
@@ -68,7 +73,6 @@ def serve(
         served = None
         try:
             served = served_model(llm, service, template_source=template)
-            bar.close()
             app = create_app(served, config)
             HttpServer(
                 app,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from kvsieve.attention.config import SparseAttention
 from kvsieve.cli.options import integer, numbers, option, real
 from kvsieve.errors import ConfigError
-from kvsieve.evals.arms import Arm, parse_arms
+from kvsieve.evals.arms import KEYS, Arm, parse_arms, read_layer_k
 
 _SPARSE = "Sparse attention"
 _ARMS = "Comparison"
@@ -23,6 +23,7 @@ _SPARSE_FIELDS = {
     "sparse_k_min": "k_min",
     "sparse_k_max": "k_max",
     "sparse_exact_layers": "exact_layers",
+    "sparse_layer_k": "layer_k",
     "sparse_warn_mass": "warn_mass",
 }
 """Option of the command line -> field of SparseAttention."""
@@ -146,6 +147,26 @@ class SparseOptions:
             help="Layers, counted from 0, that read everything.",
         ),
     ] = None
+    sparse_layer_k: Annotated[
+        str | None,
+        option(
+            "--sparse-layer-k",
+            panel=_SPARSE,
+            metavar="N:K,N:K",
+            show_default="none",
+            help="Layers, counted from 0, that may read K blocks instead of --sparse-k.",
+        ),
+    ] = None
+    sparse_profile: Annotated[
+        str | None,
+        option(
+            "--sparse-profile",
+            panel=_SPARSE,
+            metavar="FILE",
+            show_default="beside the model, if it is there",
+            help="What kvsieve calibrate found of the layers; none takes no profile.",
+        ),
+    ] = None
     sparse_warn_mass: Annotated[
         float | None,
         real(
@@ -158,11 +179,16 @@ class SparseOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        given = self._given()
+        given = [*self._given(), *(["sparse_profile"] if self.sparse_profile else [])]
         if given and not self.sparse_attn:
-            flag = "--" + next(iter(given)).replace("_", "-")
+            flag = "--" + given[0].replace("_", "-")
             raise ConfigError(f"{flag}: expected --sparse-attn beside it, without which it is idle")
-        SparseAttention(**self._fields())
+        setting = SparseAttention(**self._fields())
+        if setting.layers and self.sparse_profile not in (None, "none"):
+            raise ConfigError(
+                "--sparse-profile: expected no --sparse-exact-layers and no --sparse-layer-k "
+                "beside it, which go before a profile, got both"
+            )
 
     def _given(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in _SPARSE_FIELDS}
@@ -180,7 +206,18 @@ class SparseOptions:
         if self.sparse_exact_layers is not None:
             layers = numbers("--sparse-exact-layers", self.sparse_exact_layers, int)
             fields["exact_layers"] = tuple(layers)
+        if self.sparse_layer_k is not None:
+            fields["layer_k"] = _layer_budgets(self.sparse_layer_k)
         return fields
+
+
+def _layer_budgets(text: str) -> tuple[tuple[int, int], ...]:
+    try:
+        return read_layer_k(text, separator=",")
+    except ValueError:
+        raise ConfigError(
+            f"--sparse-layer-k: expected layers and blocks as in 3:64,7:64, got {text!r}"
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,8 +231,8 @@ class ArmOptions:
             panel=_ARMS,
             metavar="SETTING",
             show_default="exact, and sparse as the --sparse options say",
-            help="exact, or sparse[:key=value,...] with keys k, block, probe, selector, share, "
-            "phase, tail; may be given several times.",
+            help=f"exact, or sparse[:key=value,...] with keys {', '.join(KEYS)}; may be given "
+            "several times. No profile is taken for it.",
         ),
     ] = field(default_factory=list)
 

@@ -172,6 +172,8 @@ class AttentionReport:
     sparse_layers: tuple[int, ...] = ()
     mass: float | None = None
     exact_layers: tuple[int, ...] = ()
+    layer_k: tuple[tuple[int, int], ...] = ()
+    profile: str | None = None
     kept_mass: KeptMass | None = None
     warn_mass: float = 0.0
 
@@ -205,6 +207,8 @@ class AttentionReport:
             "sparse_layers": list(self.sparse_layers),
             "mass": self.mass,
             "exact_layers": list(self.exact_layers),
+            "layer_k": {str(layer): k for layer, k in self.layer_k},
+            "profile": self.profile,
             "kept_mass": None if self.kept_mass is None else self.kept_mass.to_json(),
             "warning": self.warning,
         }

@@ -78,6 +78,7 @@ class Preparation:
         self, ids: I32, *, sparse: SparseAttention | None, max_tokens: int, pool: BlockPool
     ) -> Sequence:
         """A sequence of at most `max_tokens` tokens that owns no page yet."""
+        _check_layers(sparse, num_layers=self._loaded.config.num_layers)
         index_layout = None
         keeps_importance = False
         if sparse is not None and can_be_sparse(sparse, max_tokens=max_tokens):
@@ -102,6 +103,15 @@ def checked_sparse(sparse: SparseAttention | None) -> SparseAttention | None:
     if sparse is None or isinstance(sparse, SparseAttention):
         return sparse
     raise ConfigError(f"[LLM] sparse: expected SparseAttention or None (exact), got {sparse!r}")
+
+
+def _check_layers(sparse: SparseAttention | None, *, num_layers: int) -> None:
+    wrong = [layer for layer in (sparse.layers if sparse else ()) if layer >= num_layers]
+    if wrong:
+        name = "exact_layers" if sparse and wrong[0] in sparse.exact_layers else "layer_k"
+        raise ConfigError(
+            f"[LLM] sparse.{name}: expected layers from 0 to {num_layers - 1}, got {wrong[0]}"
+        )
 
 
 def _checked_ids(ids: Items[int], vocab_size: int) -> I32:

@@ -157,6 +157,12 @@ def _sparse_layers(sequence: Sequence) -> tuple[int, ...]:
     return tuple(layer for layer in sequence.full_layers if layer not in exact)
 
 
+def _why_no_layer(sequence: Sequence) -> str:
+    if sequence.full_layers:
+        return "exact_layers are all layers of the model that could be sparse"
+    return "every layer of the model reads a window, and windows are exact"
+
+
 def attention_report(sequence: Sequence) -> AttentionReport:
     """What attention read for `sequence` so far, while its cache still holds its tokens."""
     sparse = sequence.sparse
@@ -165,8 +171,8 @@ def attention_report(sequence: Sequence) -> AttentionReport:
         because = why_exact(
             sparse, prompt_len=sequence.prompt_len, num_tokens=sequence.cache.num_tokens
         )
-        if not sequence.full_layers:
-            because = because or "every layer of the model reads a window, and windows are exact"
+        if not _sparse_layers(sequence):
+            because = because or _why_no_layer(sequence)
     is_sparse = sparse is not None and because is None
     return AttentionReport(
         mode="sparse" if is_sparse else "exact",
@@ -180,6 +186,8 @@ def attention_report(sequence: Sequence) -> AttentionReport:
         sparse_layers=_sparse_layers(sequence) if is_sparse else (),
         mass=sparse.mass if sparse else None,
         exact_layers=sparse.exact_layers if sparse else (),
+        layer_k=sparse.layer_k if sparse else (),
+        profile=(sparse.profile or None) if sparse else None,
         kept_mass=sequence.decode.kept,
         warn_mass=sparse.warn_mass if sparse else 0.0,
     )

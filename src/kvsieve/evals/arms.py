@@ -12,8 +12,16 @@ def _read_layers(text: str) -> tuple[int, ...]:
     return tuple(int(layer) for layer in text.split("+"))
 
 
+def read_layer_k(text: str, *, separator: str = "+") -> tuple[tuple[int, int], ...]:
+    """Read ``3:64+7:64``: pairs (layer, k). ValueError: anything else."""
+    pairs = [pair.split(":") for pair in text.split(separator)]
+    return tuple((int(layer), int(k)) for layer, k in pairs)
+
+
 def _spelled(value: object) -> str:
-    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    if not isinstance(value, tuple):
+        return str(value)
+    return "+".join(":".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in value)
 
 
 _KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -28,8 +36,11 @@ _KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "kmin": ("k_min", int),
     "kmax": ("k_max", int),
     "exact": ("exact_layers", _read_layers),
+    "layerk": ("layer_k", read_layer_k),
 }
 """Key of the spelling -> field of SparseAttention, and how its value is read."""
+
+KEYS = tuple(_KEYS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +54,8 @@ class Arm:
     def parse(cls, text: str) -> "Arm":
         """Read ``exact`` or ``sparse[:key=value,...]``; raises ConfigError naming the bad part.
 
-        Keys: k, block, probe, selector, share, phase, tail, mass, kmin, kmax, exact (layers joined
-        by +). The text itself becomes the label.
+        Keys: `KEYS`; of ``exact`` layers joined by +, of ``layerk`` layer:k joined by +. The text
+        itself becomes the label.
         """
         mode, colon, settings = text.partition(":")
         if mode == "exact" and not colon:
@@ -87,7 +98,7 @@ def _read_setting(setting: str) -> tuple[str, Any]:
     key, equals, value = setting.partition("=")
     if not equals or key not in _KEYS:
         raise ConfigError(
-            f"--attn: expected key=value with key in {', '.join(_KEYS)}, got {setting!r}"
+            f"--attn: expected key=value with key in {', '.join(KEYS)}, got {setting!r}"
         )
     field, read = _KEYS[key]
     try:

@@ -1,13 +1,15 @@
 """Which layers of a model lose too much when it reads only some blocks, and a file that says so.
 
-A profile belongs to one model file: it lies beside it and carries its fingerprint.
+A profile belongs to one model file and one setting: it lies beside the model, carries its
+fingerprint, and says what it was measured with.
 """
 
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,38 +23,51 @@ from kvsieve.evals.passages import check_passage, read_passage
 from kvsieve.evals.recall import QUERIES, Recall, measure_recall
 from kvsieve.evals.settings import trials
 
-FORMAT = 1
+FORMAT = 2
 SUFFIX = ".sparse.json"
 """Instead of the model file's own suffix."""
 
 MIN_MASS = 0.8
-"""A layer whose mean kept mass is under this should stay exact."""
+"""A layer whose mean kept mass is under this gets more blocks, or stays exact."""
 
 MAX_EXACT = 0.2
-"""Share of the layers that may: each costs what exact attention costs."""
+"""Share of the layers that may stay exact: each costs what exact attention costs."""
+
+MORE_BLOCKS = (2, 4)
+"""Times the budget, for layers that need more; a layer that these do not help stays exact."""
+
+_DECISIVE = ("selector", "share", "block_size", "num_probes", "k", "mass", "k_min", "k_max")
+"""Fields of a setting that a profile was measured with, and that a run must have to use it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerProfile:
-    """Kept mass of one layer: mean and 5th percentile over heads and queries; means by head."""
+    """Kept mass of one layer: mean and 5th percentile over heads and queries; means by head.
+
+    ``by_budget``: the mean with more blocks, as pairs (k, kept mass), as far as it was measured.
+    """
 
     layer: int
     kept_mass: float
     kept_mass_p5: float
     heads: tuple[float, ...]
+    by_budget: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
     """What calibration found, and with what.
 
-    ``exact_layers`` are the worst layers under ``min_mass``, at most the share ``max_exact``.
+    ``sparse`` are the decisive fields of the setting. ``layer_k`` are layers that need more blocks
+    to reach ``min_mass``, as pairs (layer, k); ``exact_layers`` the worst of those that no budget
+    helped, at most the share ``max_exact`` of all layers.
     """
 
     model: str
     fingerprint: str
     version: str
     cache_type: str
+    sparse: dict[str, Any]
     attn: str
     setting: str
     texts: tuple[str, ...]
@@ -61,14 +76,16 @@ class Profile:
     min_mass: float
     max_exact: float
     exact_layers: tuple[int, ...]
+    layer_k: tuple[tuple[int, int], ...]
     layers: tuple[LayerProfile, ...]
 
     def write(self, path: Path) -> None:
         """Write it as JSON, a layer a line."""
         about = {"format": FORMAT, **asdict(self)}
         layers = ",\n".join("    " + json.dumps(layer) for layer in about.pop("layers"))
-        head = json.dumps(about, indent=2).removesuffix("\n}")
-        path.write_text(f'{head},\n  "layers": [\n{layers}\n  ]\n}}\n', encoding="utf-8")
+        lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in about.items()]
+        lines.append(f'  "layers": [\n{layers}\n  ]')
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> "Profile":
@@ -78,25 +95,60 @@ class Profile:
             if about.pop("format") != FORMAT:
                 raise ConfigError(f"[profile] {path}: expected format {FORMAT}, got another one")
             layers = tuple(
-                LayerProfile(**{**layer, "heads": tuple(layer["heads"])})
+                LayerProfile(
+                    **{
+                        **layer,
+                        "heads": tuple(layer["heads"]),
+                        "by_budget": _pairs(layer["by_budget"]),
+                    }
+                )
                 for layer in about.pop("layers")
             )
             about |= {name: tuple(about[name]) for name in ("texts", "exact_layers")}
-            profile = cls(**about, layers=layers)
+            profile = cls(**{**about, "layer_k": _pairs(about["layer_k"])}, layers=layers)
+            # What a run will make of it is checked here, where the file's name is known.
+            profile.applied(SparseAttention(**profile.sparse), name=path.name)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"[profile] {path}: expected a file that `kvsieve calibrate` wrote, got one that "
                 f"reads as {type(error).__name__}: {error}"
             ) from error
-        numbers = [layer.layer for layer in profile.layers]
-        if not set(profile.exact_layers) <= set(numbers) or not all(
-            isinstance(number, int) for number in numbers
-        ):
+        named = {*profile.exact_layers, *(layer for layer, _ in profile.layer_k)}
+        if not named <= {layer.layer for layer in profile.layers}:
             raise ConfigError(
-                f"[profile] {path}: expected exact_layers among its {len(numbers)} layers, "
-                f"got {list(profile.exact_layers)}"
+                f"[profile] {path}: expected exact_layers and layer_k among its "
+                f"{len(profile.layers)} layers, got {sorted(named)}"
             )
         return profile
+
+    def misfit(self, sparse: SparseAttention, *, fingerprint: str, cache_type: str) -> str | None:
+        """Why a run cannot follow it ("expected X, got Y"), or None: it was measured like that."""
+        if fingerprint != self.fingerprint:
+            return f"expected a profile of this model ({fingerprint}), got {self._model}"
+        if cache_type != self.cache_type:
+            return f"expected one for a {cache_type} cache, got one for {self.cache_type}"
+        for name, measured in self.sparse.items():
+            if getattr(sparse, name) != measured:
+                return (
+                    f"expected one for {name}={getattr(sparse, name)}, "
+                    f"got one measured with {name}={measured}"
+                )
+        return None
+
+    def applied(self, sparse: SparseAttention, *, name: str) -> SparseAttention:
+        """The setting, with the layers treated apart that this profile found."""
+        return replace(sparse, exact_layers=self.exact_layers, layer_k=self.layer_k, profile=name)
+
+    @property
+    def gist(self) -> str:
+        """What it does, for people."""
+        exact = ", ".join(map(str, self.exact_layers)) or "none"
+        more = ", ".join(f"{layer} ({k})" for layer, k in self.layer_k) or "none"
+        return f"exact layers: {exact}; layers with more blocks: {more}"
+
+    @property
+    def _model(self) -> str:
+        return f"that of {self.model} ({self.fingerprint})"
 
 
 def check_writable(path: Path) -> None:
@@ -106,8 +158,14 @@ def check_writable(path: Path) -> None:
 
 
 def profile_path(model: Path) -> Path:
-    """Where the profile of a model file lies."""
-    return model.with_suffix(SUFFIX)
+    """Where the profile of a model file or folder lies."""
+    return model.with_name(model.name + SUFFIX) if model.is_dir() else model.with_suffix(SUFFIX)
+
+
+def cache_name(llm: LLM) -> str:
+    """The cache types of a model as one word."""
+    k_type, v_type = llm.cache_types
+    return k_type if k_type == v_type else f"{k_type}/{v_type}"
 
 
 def calibrate(
@@ -123,29 +181,49 @@ def calibrate(
 ) -> Profile:
     """Measure every layer and head on both kinds of built-in text, in setting B.
 
-    Raises ConfigError if `length` tokens are not sparse under `sparse`, or a share is none.
+    Where a layer is under `min_mass`, all are measured again with more blocks.
+    Raises ConfigError if `length` tokens are not sparse under `sparse`, or a share is none, or
+    `sparse` treats layers apart already.
     """
     for name, share in (("min_mass", min_mass), ("max_exact", max_exact)):
         if not 0 <= share <= 1:
             raise ConfigError(f"[calibrate] {name}: expected a share from 0 to 1, got {share}")
-    (trial,) = trials([Arm.of(sparse)], ["B"])
+    if sparse.layers:
+        raise ConfigError(
+            "[calibrate] sparse: expected no exact_layers and no layer_k, which are what is looked "
+            f"for, got {sparse.exact_layers} and {sparse.layer_k}"
+        )
     texts = [read_passage(llm, kind, length) for kind in TEXT_KINDS]
+    (trial,) = trials([Arm.of(sparse)], ["B"])
     for text in texts:
         check_passage(trial, text, positions=queries)
-    measured: list[Recall] = []
-    for text in texts:
-        if on_run is not None:
-            on_run(f"{text.source}, {length} tokens, {trial.name}")
-        measured.append(
-            measure_recall(llm, text, trial=trial, queries=queries, on_progress=on_progress)
-        )
-    layers = layer_profiles(measured)
-    k_type, v_type = llm.cache_types
+
+    def measure(k: int) -> tuple[LayerProfile, ...]:
+        (trial,) = trials([Arm.of(sparse if k == sparse.k else replace(sparse, k=k))], ["B"])
+        measured: list[Recall] = []
+        for text in texts:
+            if on_run is not None:
+                on_run(f"{text.source}, {length} tokens, {trial.name}")
+            measured.append(
+                measure_recall(llm, text, trial=trial, queries=queries, on_progress=on_progress)
+            )
+        return layer_profiles(measured)
+
+    layers = measure(sparse.k)
+    for factor in MORE_BLOCKS if sparse.mass is None else ():
+        k = factor * sparse.k
+        if k * sparse.block_size >= length - queries or not needing_more(layers, min_mass):
+            break
+        layers = with_budget(layers, k, measure(k))
+    exact_layers = worst_layers(
+        layers, min_mass=min_mass, at_most=int(max_exact * llm.config.num_layers)
+    )
     return Profile(
         model=llm.info.model_name,
         fingerprint=llm.info.fingerprint,
         version=llm.info.version,
-        cache_type=k_type if k_type == v_type else f"{k_type}/{v_type}",
+        cache_type=cache_name(llm),
+        sparse={name: getattr(sparse, name) for name in _DECISIVE},
         attn=trial.arm.label,
         setting=trial.setting,
         texts=tuple(text.source for text in texts),
@@ -153,9 +231,8 @@ def calibrate(
         queries=queries,
         min_mass=min_mass,
         max_exact=max_exact,
-        exact_layers=worst_layers(
-            layers, min_mass=min_mass, at_most=int(max_exact * llm.config.num_layers)
-        ),
+        exact_layers=exact_layers,
+        layer_k=budgets(layers, min_mass=min_mass, exact_layers=exact_layers),
         layers=layers,
     )
 
@@ -177,10 +254,52 @@ def layer_profiles(measured: Sequence[Recall]) -> tuple[LayerProfile, ...]:
     return tuple(found)
 
 
+def with_budget(
+    layers: Sequence[LayerProfile], k: int, measured: Sequence[LayerProfile]
+) -> tuple[LayerProfile, ...]:
+    """The layers, with what each kept under another budget beside it."""
+    kept = {layer.layer: layer.kept_mass for layer in measured}
+    return tuple(
+        replace(layer, by_budget=(*layer.by_budget, (k, kept[layer.layer])))
+        for layer in layers
+        if layer.layer in kept
+    )
+
+
+def needing_more(layers: Sequence[LayerProfile], min_mass: float) -> list[LayerProfile]:
+    """Layers that no budget measured so far brings to `min_mass`."""
+    return [layer for layer in layers if _best(layer) < min_mass]
+
+
 def worst_layers(
     layers: Sequence[LayerProfile], *, min_mass: float, at_most: int
 ) -> tuple[int, ...]:
-    """Layers under `min_mass`, the worst ones if there are more than `at_most`; in order."""
-    under = [layer for layer in layers if layer.kept_mass < min_mass]
-    worst = sorted(under, key=lambda layer: (layer.kept_mass, layer.layer))[:at_most]
+    """Layers that stay exact: under `min_mass` with any budget, the worst of them; in order."""
+    under = needing_more(layers, min_mass)
+    worst = sorted(under, key=lambda layer: (_best(layer), layer.layer))[:at_most]
     return tuple(sorted(layer.layer for layer in worst))
+
+
+def budgets(
+    layers: Sequence[LayerProfile], *, min_mass: float, exact_layers: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """Pairs (layer, k) for those under `min_mass` that do not stay exact.
+
+    The smallest budget that reaches it, or the largest that was measured.
+    """
+    found = []
+    for layer in layers:
+        if layer.kept_mass >= min_mass or layer.layer in exact_layers or not layer.by_budget:
+            continue
+        enough = [k for k, kept in layer.by_budget if kept >= min_mass]
+        found.append((layer.layer, enough[0] if enough else layer.by_budget[-1][0]))
+    return tuple(found)
+
+
+def _best(layer: LayerProfile) -> float:
+    return max([layer.kept_mass, *(kept for _, kept in layer.by_budget)])
+
+
+def _pairs(value: Any) -> tuple[Any, ...]:
+    """Lists of two, as JSON has pairs."""
+    return tuple(tuple(pair) for pair in value)

@@ -6,7 +6,7 @@ results (page bytes, packed index, selected blocks) are equal whenever their flo
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from kvsieve.kernels.layout import AnchorLayout, IndexLayout, PageLayout
@@ -132,7 +132,8 @@ class SparsePlan:
 
     ``k`` counts selection blocks of ``block_size`` tokens (a multiple of 32). With ``mass``
     (``anchors`` alone) blocks are taken until their estimated share of the attention reaches it,
-    at least ``k_min`` and at most ``k``; 0: always ``k``. Layers in ``exact_layers`` run exactly.
+    at least ``k_min`` and at most ``k``; 0: always ``k``. Layers in ``exact_layers`` run exactly,
+    those in ``layer_k``, pairs (layer, k), have that budget.
     """
 
     selector: SelectorKind
@@ -145,11 +146,18 @@ class SparsePlan:
     mass: float = 0.0
     k_min: int = 1
     exact_layers: tuple[int, ...] = ()
+    layer_k: tuple[tuple[int, int], ...] = ()
 
     @property
     def smallest_budget(self) -> int:
-        """Up to so many selection blocks a context is read whole."""
-        return self.k_min if self.mass else self.k
+        """Up to so many selection blocks a context is read whole, in every layer."""
+        return self.k_min if self.mass else min([self.k, *(k for _, k in self.layer_k)])
+
+    def of_layer(self, layer: int) -> "SparsePlan":
+        """The plan as that layer follows it: its own budget is ``k``."""
+        if not self.layer_k:
+            return self
+        return replace(self, k=dict(self.layer_k).get(layer, self.k), layer_k=())
 
     def decode_is_sparse(self, num_tokens: int) -> bool:
         """Whether a decoded token that sees `num_tokens` tokens, itself included, is sparse."""

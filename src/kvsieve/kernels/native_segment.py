@@ -48,6 +48,7 @@ def segment_fields(segment: Segment) -> dict[str, Any]:
             "mass": plan.mass,
             "k_min": plan.k_min,
             "exact_layers": list(plan.exact_layers),
+            "layer_k": list(plan.layer_k),
         }
     result |= _index_fields(segment)
     if segment.importance is not None:

@@ -14,6 +14,7 @@ from kvsieve.cli.evals.options import (
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
 from kvsieve.cli.options import ModelOptions
+from kvsieve.cli.profiles import profiled_arms
 from kvsieve.cli.progress import StatusBar
 from kvsieve.cli.sparse_options import ArmOptions, SparseOptions
 from kvsieve.evals.arms import Arm
@@ -41,11 +42,15 @@ def recall(
       kvsieve eval recall --attn sparse:k=16 --attn sparse:k=16,selector=even
       kvsieve eval recall --text natural,templated --lengths 5000 --by layer
     """
-    asked = [one for one in trials(compare.arms(sparse), run.setting_names) if one.arm.sparse]
+    arms = compare.arms(sparse)
+    trials(arms, run.setting_names)  # refused before anything is loaded
 
     from kvsieve.evals.recall import RecallRow, measure_recall, recall_rows
 
     with StatusBar() as bar, open_model(model, bar=bar) as llm:
+        bar.close()
+        arms = profiled_arms(arms, compare=compare, options=sparse, llm=llm, model=model)
+        asked = [one for one in trials(arms, run.setting_names) if one.arm.sparse]
         runs = list(_passages(llm, run, asked, positions=run.queries))
         with RowWriter(sys.stdout, RecallRow, form=run.output) as rows:
             for text, among in runs:
@@ -73,11 +78,15 @@ def divergence(
     Example:
       kvsieve eval divergence --lengths 5000 --attn sparse:k=16
     """
-    asked = trials(compare.arms(sparse), run.setting_names)
+    arms = compare.arms(sparse)
+    trials(arms, run.setting_names)
 
     from kvsieve.evals.divergence import DivergenceRow, exact_reference, measure_divergence
 
     with StatusBar() as bar, open_model(model, bar=bar) as llm:
+        bar.close()
+        arms = profiled_arms(arms, compare=compare, options=sparse, llm=llm, model=model)
+        asked = trials(arms, run.setting_names)
         runs = list(_passages(llm, run, asked, positions=run.positions))
         with RowWriter(sys.stdout, DivergenceRow, form=run.output) as rows:
             for text, among in runs:
@@ -107,7 +116,8 @@ def perplexity(
     Example:
       kvsieve eval perplexity --lengths 4096 --attn sparse:k=32,tail=0
     """
-    asked = trials(compare.arms(sparse), run.setting_names)
+    arms = compare.arms(sparse)
+    trials(arms, run.setting_names)
 
     from kvsieve.evals.perplexity import (
         PerplexityRow,
@@ -117,6 +127,9 @@ def perplexity(
     )
 
     with StatusBar() as bar, open_model(model, bar=bar) as llm:
+        bar.close()
+        arms = profiled_arms(arms, compare=compare, options=sparse, llm=llm, model=model)
+        asked = trials(arms, run.setting_names)
         runs = list(_passages(llm, run, asked, positions=0))
         for text, among in runs:
             length = len(text.token_ids)

@@ -7,6 +7,7 @@ from kvsieve.cli.evals.options import QuestionOptions, depths_of, lengths_of
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
 from kvsieve.cli.options import ModelOptions
+from kvsieve.cli.profiles import profiled_arms
 from kvsieve.cli.progress import StatusBar
 from kvsieve.cli.sparse_options import ArmOptions, SparseOptions
 from kvsieve.evals.results import RowWriter
@@ -88,12 +89,16 @@ def _ask(
     sparse: SparseOptions,
     model: ModelOptions,
 ) -> None:
-    asked = trials(compare.arms(sparse), ask.setting_names)
+    arms = compare.arms(sparse)
+    trials(arms, ask.setting_names)  # refused before anything is loaded
 
     from kvsieve.evals.answers import AnswerRow, run_answers
 
     scores: dict[str, list[float]] = defaultdict(list)
     with StatusBar() as bar, open_model(model, bar=bar) as llm:
+        bar.close()
+        arms = profiled_arms(arms, compare=compare, options=sparse, llm=llm, model=model)
+        asked = trials(arms, ask.setting_names)
         answered = run_answers(
             llm,
             task=task,

@@ -242,6 +242,7 @@ def select(segment: Segment, layer: int, q: F32, *, scale: float) -> BlockLists 
     complete_index(segment, layer, q_rows)
     if layer in plan.exact_layers:
         return None
+    plan = plan.of_layer(layer)
     if segment.is_prefill:
         is_sparse = any(plan.tile_is_sparse(tile) for tile, _ in tiles(segment))
     else:
