@@ -39,6 +39,8 @@ def test_every_key_sets_its_field() -> None:
         ("sparse:k=0", "got 0"),
         ("sparse:block=48", "got 48"),
         ("sparse:selector=best", "'best'"),
+        ("sparse:layerk=3", "'3'"),
+        ("sparse:layerk=3:4:5", "'3:4:5'"),
     ],
 )
 def test_a_bad_spelling_is_named(text: str, named: str) -> None:
@@ -53,7 +55,13 @@ def test_the_same_setting_twice_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "sparse", [None, SparseAttention(k=9), SparseAttention(k=32, selector="even", dense_tail=0)]
+    "sparse",
+    [
+        None,
+        SparseAttention(k=9),
+        SparseAttention(k=32, selector="even", dense_tail=0),
+        SparseAttention(exact_layers=(0, 4), layer_k=((3, 64), (7, 128))),
+    ],
 )
 def test_a_spelled_setting_reads_back(sparse: SparseAttention | None) -> None:
     assert Arm.parse(Arm.of(sparse).label).sparse == sparse

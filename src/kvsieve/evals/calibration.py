@@ -185,14 +185,7 @@ def calibrate(
     Raises ConfigError if `length` tokens are not sparse under `sparse`, or a share is none, or
     `sparse` treats layers apart already.
     """
-    for name, share in (("min_mass", min_mass), ("max_exact", max_exact)):
-        if not 0 <= share <= 1:
-            raise ConfigError(f"[calibrate] {name}: expected a share from 0 to 1, got {share}")
-    if sparse.layers:
-        raise ConfigError(
-            "[calibrate] sparse: expected no exact_layers and no layer_k, which are what is looked "
-            f"for, got {sparse.exact_layers} and {sparse.layer_k}"
-        )
+    _check(sparse, min_mass=min_mass, max_exact=max_exact)
     texts = [read_passage(llm, kind, length) for kind in TEXT_KINDS]
     (trial,) = trials([Arm.of(sparse)], ["B"])
     for text in texts:
@@ -235,6 +228,17 @@ def calibrate(
         layer_k=budgets(layers, min_mass=min_mass, exact_layers=exact_layers),
         layers=layers,
     )
+
+
+def _check(sparse: SparseAttention, *, min_mass: float, max_exact: float) -> None:
+    for name, share in (("min_mass", min_mass), ("max_exact", max_exact)):
+        if not 0 <= share <= 1:
+            raise ConfigError(f"[calibrate] {name}: expected a share from 0 to 1, got {share}")
+    if sparse.layers:
+        raise ConfigError(
+            "[calibrate] sparse: expected no exact_layers and no layer_k, which are what is looked "
+            f"for, got {sparse.exact_layers} and {sparse.layer_k}"
+        )
 
 
 def layer_profiles(measured: Sequence[Recall]) -> tuple[LayerProfile, ...]:

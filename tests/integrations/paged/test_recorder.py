@@ -82,6 +82,8 @@ def test_a_report_in_the_words_of_the_engine() -> None:
         "exact_because": None,
         "sparse_layers": [1],
         "exact_layers": [0],
+        "layer_k": {},
+        "profile": None,
         "host_layers": {"2": "a window"},
         "notes": ["something"],
         "mass": None,
