@@ -351,6 +351,7 @@ bool Engine::fold(Step& step, HeadShape shape, float* q, float scale) {
 
 bool Engine::score(Step& step, HeadShape shape, int layer, float* q, float scale, float* out,
                    int stride) {
+  for (Segment& s : step.segments) s.plan.enter(layer);
   if (!fold(step, shape, q, scale)) return false;
   const Segment& s = step.segments[0];
   team_.run(num_phases(step.segments.size()), [&](Worker& worker) {

@@ -84,3 +84,18 @@ def test_a_run_whose_every_layer_is_exact_says_so(llm: LLM) -> None:
     report = llm.generate(IDS, SamplingParams(max_tokens=2), sparse=sparse).attention
     assert report.mode == "exact"
     assert "exact_layers are all layers" in (report.exact_because or "")
+
+
+def test_the_estimated_kept_mass_follows_the_layers_budget(llm: LLM) -> None:
+    def estimate(**fields: object) -> list[float]:
+        sparse = SparseAttention(k=2, selector="anchors", **fields)  # type: ignore[arg-type]
+        with llm.walk(IDS, max_tokens=256, sparse=sparse) as walk:
+            walk.read_prompt()
+            walk.step(7)
+            (step,) = walk.totals[1].kept_mass
+        return [float(layer.mean()) for layer in step]
+
+    usual = estimate(phase="decode")
+    more = estimate(phase="decode", layer_k=((0, 6),), exact_layers=(2,))
+    assert usual[0] + 0.05 < more[0] < 1
+    assert usual[2] < more[2] == 1

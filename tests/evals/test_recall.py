@@ -7,7 +7,13 @@ from kvsieve.engine.llm import LLM
 from kvsieve.errors import ConfigError
 from kvsieve.evals.arms import parse_arms
 from kvsieve.evals.corpus import Passage
-from kvsieve.evals.recall import head_recall, measure_recall, recall_rows
+from kvsieve.evals.recall import (
+    LayerRecall,
+    estimate_error,
+    head_recall,
+    measure_recall,
+    recall_rows,
+)
 from kvsieve.evals.settings import trials
 
 TOKENS, QUERIES = 300, 7
@@ -86,6 +92,35 @@ def test_rows_by_layer_and_by_head_average_to_the_whole(llm: LLM, passage: Passa
         assert {row.layer for row in rows} == {0, 1}
     with pytest.raises(ConfigError, match="all, layer, head, got 'token'"):
         next(recall_rows(recall, passage, trial=trial, by="token"))
+
+
+def test_what_the_engine_estimated_stands_beside_the_truth(llm: LLM, passage: Passage) -> None:
+    trial = trial_of("sparse:k=4,selector=anchors")
+    with llm.walk(passage.token_ids[:-QUERIES], sparse=trial.arm.sparse, max_tokens=TOKENS) as walk:
+        walk.read_prompt()
+        for token in passage.token_ids[-QUERIES:]:
+            walk.step(token)
+        said = walk.report.kept_mass
+    recall = measure_recall(llm, passage, trial=trial, queries=QUERIES)
+    (row,) = recall_rows(recall, passage, trial=trial)
+    assert said is not None
+    assert row.estimate == pytest.approx(said.mean, abs=1e-5)
+    assert row.estimate_bias == pytest.approx(row.estimate - row.kept_mass, abs=2e-6)
+    assert 0 < abs(row.estimate_bias) <= row.estimate_mae < 0.2
+    by_head = list(recall_rows(recall, passage, trial=trial, by="head"))
+    mean = np.mean([head.estimate_mae for head in by_head])
+    assert mean == pytest.approx(row.estimate_mae, abs=2e-6)
+    trial = trial_of("sparse:k=4,selector=even")
+    (row,) = recall_rows(measure_recall(llm, passage, trial=trial), passage, trial=trial)
+    assert (row.estimate, row.estimate_mae, row.estimate_bias) == (None, None, None)
+
+
+def test_the_error_of_an_estimate_by_hand() -> None:
+    rest = dict.fromkeys(("oracle", "error", "blocks"), np.zeros((1, 2)))
+    first = LayerRecall(kept=np.array([[0.5, 0.9]]), estimate=np.array([[0.6, 0.8]]), **rest)
+    second = LayerRecall(kept=np.array([[0.4, 0.2]]), estimate=np.array([[0.7, 0.3]]), **rest)
+    assert estimate_error([first, second]) == pytest.approx((0.6, 0.15, 0.1))
+    assert estimate_error([LayerRecall(kept=np.zeros((1, 2)), **rest)]) == (None, None, None)
 
 
 def test_bytes_read_to_choose_and_to_attend(llm: LLM, passage: Passage) -> None:

@@ -5,7 +5,7 @@ only what full attention would have been is computed here. Source: docs/selectio
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,9 +32,12 @@ class RecallRow:
     ``layer`` and ``head`` are None in a row over all of them. ``kept_mass`` is the mean over
     (layer, head, query) of the full-attention probability that fell on the blocks read,
     ``kept_mass_p5`` its 5th percentile; ``oracle_mass`` what the best blocks by true mass would
-    have kept, as many for each head and query as were read. ``output_error``: mean relative L2
-    distance of the attention output from the full one, by selection alone. ``blocks`` is the mean
-    length of a list. ``choose_bytes`` are bytes read to choose, per token of the context and KV
+    have kept, as many for each head and query as were read. ``estimate`` is the mean of the kept
+    mass that the engine estimated as it went, ``estimate_mae`` the mean absolute error of these
+    estimates, ``estimate_bias`` their mean minus the true one (above 0: too optimistic); None where
+    the selector does not estimate. ``output_error``: mean relative L2 distance of the attention
+    output from the full one, by selection alone. ``blocks`` is the mean length of a list.
+    ``choose_bytes`` are bytes read to choose, per token of the context and KV
     head; ``read_bytes`` those of the blocks read, mean per query token, layer and KV head.
     ``exact_layers``: layers that read everything all the same, left out of the means.
     """
@@ -49,6 +52,9 @@ class RecallRow:
     kept_mass: float
     kept_mass_p5: float
     oracle_mass: float
+    estimate: float | None
+    estimate_mae: float | None
+    estimate_bias: float | None
     output_error: float
     blocks: float
     choose_bytes: float
@@ -59,16 +65,21 @@ class RecallRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRecall:
-    """One layer's measurements, each f64 ``[Hq, queries]``."""
+    """One layer's measurements, each f64 ``[Hq, queries]``.
+
+    ``estimate`` is what the engine said of ``kept``; None where nobody estimated.
+    """
 
     kept: F64
     oracle: F64
     error: F64
     blocks: F64
+    estimate: F64 | None = None
 
     def of_head(self, head: int) -> "LayerRecall":
         """One query head's measurements, f64 ``[1, queries]``."""
-        return LayerRecall(**{name: each[head : head + 1] for name, each in vars(self).items()})
+        parts = {name: each for name, each in vars(self).items() if each is not None}
+        return LayerRecall(**{name: each[head : head + 1] for name, each in parts.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +138,10 @@ def measure_recall(
                 f"[recall] {trial.name}: expected lists of blocks from some layer, got none"
             )
         measured = {
-            layer: layer_recall(walk, layer, traces) for layer, traces in sparse_layers.items()
+            layer: replace(
+                layer_recall(walk, layer, traces), estimate=_estimate(walk, layer, queries=queries)
+            )
+            for layer, traces in sparse_layers.items()
         }
     layout = walk.cache.pool.layout
     return Recall(
@@ -160,6 +174,7 @@ def recall_rows(
     for layer, head, chosen in parts:
         kept = np.concatenate([one.kept.ravel() for one in chosen])
         summary = summarize_kept_mass(kept)
+        estimate, mae, bias = estimate_error(chosen)
         yield RecallRow(
             attn=trial.arm.label,
             setting=trial.setting,
@@ -171,6 +186,9 @@ def recall_rows(
             kept_mass=round(summary.mean, 6),
             kept_mass_p5=round(summary.p5, 6),
             oracle_mass=_mean([one.oracle for one in chosen]),
+            estimate=estimate,
+            estimate_mae=mae,
+            estimate_bias=bias,
             output_error=_mean([one.error for one in chosen]),
             blocks=_mean([one.blocks for one in chosen]),
             choose_bytes=round(recall.choose_bytes, 3),
@@ -178,6 +196,28 @@ def recall_rows(
             density=recall.density,
             exact_layers=recall.num_layers - len(layers),
         )
+
+
+def estimate_error(
+    layers: Sequence[LayerRecall],
+) -> tuple[float, float, float] | tuple[None, None, None]:
+    """Mean estimate of the kept mass, its mean absolute error, and its bias."""
+    found = [(one.estimate, one.kept) for one in layers if one.estimate is not None]
+    if not found:
+        return None, None, None
+    estimate = np.concatenate([each.ravel() for each, _ in found])
+    wrong = estimate - np.concatenate([kept.ravel() for _, kept in found])
+    mean, mae, bias = float(estimate.mean()), float(np.abs(wrong).mean()), float(wrong.mean())
+    return round(mean, 6), round(mae, 6), round(bias, 6)
+
+
+def _estimate(walk: Walk, layer: int, *, queries: int) -> F64 | None:
+    """What the engine estimated of the last decode steps: ``[Hq, queries]``."""
+    _, decode = walk.totals
+    if len(decode.kept_mass) < queries:
+        return None
+    steps = [step[layer] for step in decode.kept_mass[-queries:]]
+    return np.stack(steps, axis=1).astype(np.float64)
 
 
 def layer_recall(walk: Walk, layer: int, traces: Sequence[AttentionTrace]) -> LayerRecall:
@@ -201,8 +241,8 @@ def layer_recall(walk: Walk, layer: int, traces: Sequence[AttentionTrace]) -> La
         found.append(
             head_recall(q[head], keys[kv_head], values[kv_head], read=read, visible=visible)
         )
-    stacked = {name: np.stack([vars(one)[name] for one in found]) for name in vars(found[0])}
-    return LayerRecall(**stacked)
+    names = ("kept", "oracle", "error", "blocks")
+    return LayerRecall(**{n: np.stack([getattr(one, n) for one in found]) for n in names})
 
 
 def head_blocks(lists: BlockLists, head: int, *, num_q_heads: int) -> F32:

@@ -213,7 +213,7 @@ def score_blocks(segment: Segment, layer: int, q: F32, *, scale: float) -> F32:
         raise ConfigError("[score_blocks] segment.sparse: expected a SparsePlan, got None")
     _require_one_row("score_blocks", segment)
     q_rows = fold_queries(q, segment.layout.k_type, scale=scale)
-    scorer = _Scorer(segment=segment, layer=layer, plan=segment.sparse, q=q_rows)
+    scorer = _Scorer(segment=segment, layer=layer, plan=segment.sparse.of_layer(layer), q=q_rows)
     return scorer.decode_scores()
 
 
@@ -276,7 +276,7 @@ def kept_mass(
     if lists is None:
         return np.ones(num_q_heads, np.float32)
     q_rows = fold_queries(q, segment.layout.k_type, scale=scale)
-    scorer = _Scorer(segment=segment, layer=layer, plan=plan, q=q_rows)
+    scorer = _Scorer(segment=segment, layer=layer, plan=plan.of_layer(layer), q=q_rows)
     found = scorer.refined()
     masses = np.concatenate([one.masses for one in found])
     tops = np.concatenate([one.tops for one in found])
