@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from kvsieve.engine import model_loader
 from kvsieve.lab import kernel_times
+from tests.checkpoints import write_folder
 from tests.cli.conftest import Run
 
 ONE_HEAD = ["--head-dim", "128", "--cache-type", "bf16"]
@@ -38,6 +40,35 @@ def test_a_model_file_gives_the_shape(run: Run, model: Path) -> None:
     assert "One token that sees 500" in out
     assert out.count("Formulas: ") == 2
     assert out.count("Sparse costs less from this context on") == 1
+
+
+def test_a_folder_gives_the_shape_and_layers_with_a_window_are_not_counted(
+    run: Run, tmp_path: Path
+) -> None:
+    """Seven layers, of which one reads all tokens."""
+    shape = "4 query heads, 1 KV heads of 32"
+    lines = run("cost", "-m", str(write_folder(tmp_path / "g", "gemma3"))).out.splitlines()
+    assert lines[0] == f"model    1 layers (6 more with a window are not counted), {shape}"
+    folder = write_folder(tmp_path / "g", "gemma3", changes={"sliding_window": 512})
+    ran = run("cost", "-m", str(folder), "--json")
+    assert json.loads(ran.out)["shape"]["num_layers"] == 7  # no context outgrows that window
+    ran = run("cost", "-m", str(write_folder(tmp_path / "m", "mistral")))
+    assert (ran.code, ran.out) == (2, "")
+    assert "m: expected a layer that reads all tokens, got 2 that read a window of 50" in ran.err
+
+
+def test_a_repository_gives_the_shape(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, bool]] = []
+
+    def resolve(name: str, *, offline: bool) -> Path:
+        asked.append((name, offline))
+        return model
+
+    monkeypatch.setattr(model_loader, "resolve_model", resolve)
+    assert "2 layers, 2 query heads" in run("cost", "-hf", "user/repo:Q8_0", "--offline").out
+    assert asked == [("hf:user/repo:Q8_0", True)]
 
 
 def test_sizes_have_defaults_of_one(run: Run) -> None:
@@ -113,6 +144,8 @@ def test_measured_beside_predicted(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     ("arguments", "message"),
     [
         (["-m", "x.gguf", "--head-dim", "64"], "--head-dim: expected no -m/--model beside it"),
+        (["-hf", "u/r", "--head-dim", "64"], "--head-dim: expected no -hf/--hf-repo beside it"),
+        (["--offline", "--head-dim", "64"], "--offline: expected -hf beside it"),
         (["--layers", "2"], "--layers: expected --head-dim beside it"),
         (["--head-dim", "64", "--cache-type", "q6"], "[ModelShape] k_type: expected one of"),
         (["--head-dim", "0"], "[ModelShape] head_dim: expected 1 or more"),

@@ -24,8 +24,9 @@ from tests.models.test_gguf import smollm2
 from tests.tiny_model import WeightType, encode_weight
 
 PACKED = ("Q4_0", "Q4_1", "Q8_0")
-EXPANDED = ("F16", "BF16", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
-ALL: tuple[WeightType, ...] = ("F32", *PACKED, *EXPANDED)  # type: ignore[assignment]
+REBLOCKED = {"Q5_0": "Q8_0", "Q4_K": "Q4_1"}
+EXPANDED = ("F16", "BF16", "Q5_1", "Q5_K", "Q6_K")
+ALL: tuple[WeightType, ...] = ("F32", *PACKED, *REBLOCKED, *EXPANDED)  # type: ignore[assignment]
 
 
 def write(path: Path, tensors: dict[str, tuple[np.ndarray, WeightType]]) -> GgufFile:
@@ -92,9 +93,25 @@ def test_other_types_come_dequantised(tmp_path: Path, kind: WeightType) -> None:
     assert isinstance(source.data, np.ndarray) == (kind == "F32")  # which stays in the mapping
 
 
+@pytest.mark.parametrize("kind", REBLOCKED)
+@pytest.mark.parametrize("step", [37, 16, 1])
+def test_codes_are_kept_in_blocks_of_another_type(
+    tmp_path: Path, kind: WeightType, step: int
+) -> None:
+    file = one(tmp_path, kind)
+    source = weight_source(file, "w", expect=(37, 512))
+    packed = gguf.GGMLQuantizationType[REBLOCKED[kind]]
+    assert source.format == REBLOCKED[kind].lower()
+    assert source.data.dtype == np.uint8
+    blocks = rows_of(source, step=step)
+    assert blocks.shape == source.data.shape
+    want = oracle(file, "w")
+    np.testing.assert_allclose(gguf.dequantize(blocks, packed), want, atol=np.ptp(want) * 2**-11)
+
+
 def test_kinds() -> None:
-    wanted: dict[str, WeightKind] = {"Q4_0": "q4", "Q4_1": "q4", "Q8_0": "q8"}
-    bytes_of_256 = {"Q4_0": 144, "Q4_1": 160}
+    wanted: dict[str, WeightKind] = {"Q4_0": "q4", "Q4_1": "q4", "Q4_K": "q4"}
+    bytes_of_256 = {"Q4_0": 144, "Q4_1": 160, "Q4_K": 160}
     from kvsieve.models.gguf import TensorInfo
 
     for kind in ALL:
@@ -109,8 +126,9 @@ def test_kinds() -> None:
 
 
 def test_a_mode_keeps_blocks_only_where_it_asks_for_their_kind(tmp_path: Path) -> None:
-    formats = {"Q4_0": "q4_0", "Q4_1": "q4_1", "Q8_0": "q8_0"}
-    keeps = {"auto": set(formats), "q4": {"Q4_0", "Q4_1"}, "q8": {"Q8_0"}, "f32": set()}
+    formats = {"Q4_0": "q4_0", "Q4_1": "q4_1", "Q8_0": "q8_0", "Q5_0": "q8_0", "Q4_K": "q4_1"}
+    four = {"Q4_0", "Q4_1", "Q4_K"}
+    keeps = {"auto": set(formats), "q4": four, "q8": {"Q8_0", "Q5_0"}, "f32": set()}
     for kind in ALL:
         file = one(tmp_path, kind)
         for mode, kept in keeps.items():

@@ -35,6 +35,7 @@ def cost(plan: PlanOptions, shape: ShapeOptions, times: TimeOptions, output: Cos
     \b
     Examples:
       kvsieve cost --context 32768 --k 16 --explain
+      kvsieve cost -m folder --context 32768
       kvsieve cost --head-dim 128 --num-q-heads 16 --num-kv-heads 8 --layers 28
       kvsieve cost --window 256 --context 4096
       kvsieve cost --measure --selector even --share group

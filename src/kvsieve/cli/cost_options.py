@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from kvsieve.attention.config import SelectorName, SparseAttention
+from kvsieve.cli.model_source import PANEL, ModelSource
 from kvsieve.cli.options import integer, numbers, option, real
 from kvsieve.errors import ConfigError
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from kvsieve.lab.reading import Rule
     from kvsieve.lab.shape import ModelShape
 
-_MODEL = "Model"
+_MODEL = PANEL
 _PLAN = "Plan"
 _TIMES = "Measured times"
 _OUTPUT = "Output"
@@ -35,22 +36,17 @@ MEASURED_CONTEXTS = "2048,8192,32768"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShapeOptions:
-    """Whose attention is counted: a model file's, or the numbers given."""
+class ShapeOptions(ModelSource):
+    """Whose attention is counted: a model's, or the numbers given."""
 
-    model: Annotated[
-        str | None,
-        option(
-            "-m",
-            "--model",
-            panel=_MODEL,
-            metavar="FILE",
-            show_default="smollm2",
-            help="A GGUF file, of which only the header is read; or the sizes below instead.",
-        ),
-    ] = None
     head_dim: Annotated[
-        int | None, integer("--head-dim", panel=_MODEL, help="Dimensions of a head.")
+        int | None,
+        integer(
+            "--head-dim",
+            panel=_MODEL,
+            show_default="the model's",
+            help="Dimensions of a head; with this, the sizes here are counted, and no model.",
+        ),
     ] = None
     num_q_heads: Annotated[
         int | None,
@@ -76,14 +72,16 @@ class ShapeOptions:
     ] = "q8_0"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         given = [flag for name, flag in _SHAPE_FIELDS.items() if getattr(self, name) is not None]
-        if given and self.model is not None:
-            raise ConfigError(f"{given[0]}: expected no -m/--model beside it, got both")
+        for flag, value in (("-m/--model", self.model), ("-hf/--hf-repo", self.hub)):
+            if given and value is not None:
+                raise ConfigError(f"{given[0]}: expected no {flag} beside it, got both")
         if given and self.head_dim is None:
             raise ConfigError(f"{given[0]}: expected --head-dim beside it, got none")
 
     def shape(self) -> "ModelShape":
-        """From the numbers, or from the header of the model file."""
+        """From the numbers, or from what the model's files say: no weight is read."""
         from kvsieve.lab.shape import ModelShape
 
         k_type, _, v_type = self.cache_type.partition("/")
@@ -98,14 +96,10 @@ class ShapeOptions:
                 **types,
             )
         from kvsieve.engine.model_loader import resolve_model
-        from kvsieve.models.config import ModelConfig
-        from kvsieve.models.gguf import GgufFile
+        from kvsieve.models.model_file import open_model_file, read_config
 
-        file = GgufFile.open(resolve_model(self.model or "smollm2"))
-        try:
-            return ModelShape.from_config(ModelConfig.from_gguf(file), **types)
-        finally:
-            file.close()
+        with open_model_file(resolve_model(self.source, offline=self.offline)) as file:
+            return ModelShape.from_config(read_config(file), **types)
 
 
 @dataclass(frozen=True, kw_only=True)

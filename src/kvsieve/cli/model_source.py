@@ -1,4 +1,4 @@
-"""Which model runs, and how its weights are packed: options that every command has."""
+"""Which model is meant, and how its weights are packed: options that every command has."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, cast
@@ -14,7 +14,7 @@ WEIGHTS = ("auto", "q4", "q8", "f32")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceOptions:
+class ModelSource:
     """A model file, folder or repository."""
 
     model: Annotated[
@@ -47,6 +47,22 @@ class SourceOptions:
             "--offline", panel=PANEL, help="With -hf: take what was fetched before, ask nobody."
         ),
     ] = False
+    def __post_init__(self) -> None:
+        if self.hub is not None and self.model is not None:
+            raise ConfigError("-hf/--hf-repo: expected no -m beside it, got both")
+        if self.offline and self.hub is None:
+            raise ConfigError("--offline: expected -hf beside it, without which it is idle")
+
+    @property
+    def source(self) -> str:
+        """The model as the engine names it."""
+        return f"hf:{self.hub}" if self.hub is not None else self.model or "smollm2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions(ModelSource):
+    """A model, and how its weights are packed."""
+
     weights: Annotated[
         str,
         option(
@@ -58,16 +74,8 @@ class SourceOptions:
     ] = "auto"
 
     def __post_init__(self) -> None:
-        if self.hub is not None and self.model is not None:
-            raise ConfigError("-hf/--hf-repo: expected no -m beside it, got both")
-        if self.offline and self.hub is None:
-            raise ConfigError("--offline: expected -hf beside it, without which it is idle")
+        super().__post_init__()
         one_of("--weights", self.weights, WEIGHTS)
-
-    @property
-    def source(self) -> str:
-        """The model as the engine names it."""
-        return f"hf:{self.hub}" if self.hub is not None else self.model or "smollm2"
 
     @property
     def weight_mode(self) -> "WeightMode":

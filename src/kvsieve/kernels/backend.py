@@ -20,13 +20,13 @@ Gate = Literal["silu", "gelu"]
 
 
 class RowSource(Protocol):
-    """A matrix ``f32 [rows, cols]`` that comes slice by slice: never whole in memory."""
+    """A matrix that comes slice by slice: never whole in memory."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
     def dtype(self) -> Any: ...
-    def __getitem__(self, rows: slice, /) -> F32: ...
+    def __getitem__(self, rows: slice, /) -> AnyArray: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class WeightSource:
 
     ``data`` is ``f32 [rows, cols]`` for format ``f32`` and ``u8 [rows, row_bytes]`` of GGUF
     blocks (32 values each) for ``q4_0``, ``q4_1``, ``q8_0``. ``cols`` is a multiple of 32.
-    Format ``f32`` may also come as a `RowSource`.
+    Both may come as a `RowSource`.
     """
 
     data: AnyArray | RowSource

@@ -13,7 +13,11 @@ COUNTED_TYPES = (*CACHE_TYPES, "bf16")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """Heads, layers and cache types; one KV head, one query head and one layer by default."""
+    """Heads, layers and cache types; one KV head, one query head and one layer by default.
+
+    ``num_layers`` are those that read all tokens or blocks that are chosen, ``num_window_layers``
+    further ones that read a window whatever is asked for: they are named and not counted.
+    """
 
     head_dim: int
     num_q_heads: int = 1
@@ -21,6 +25,7 @@ class ModelShape:
     num_layers: int = 1
     k_type: str = "q8_0"
     v_type: str = "q8_0"
+    num_window_layers: int = 0
 
     def __post_init__(self) -> None:
         for name in ("head_dim", "num_q_heads", "num_kv_heads", "num_layers"):
@@ -42,12 +47,19 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: ModelConfig, *, k_type: str, v_type: str) -> "ModelShape":
-        """The shape of a model file."""
+        """The shape of a model file; ConfigError if all of its layers read a window."""
+        full = len(config.full_layers)
+        if not full:
+            raise ConfigError(
+                f"[ModelShape] {config.name}: expected a layer that reads all tokens, got "
+                f"{config.num_layers} that read a window of {max(config.windows)}"
+            )
         return cls(
             head_dim=config.head_dim,
             num_q_heads=config.num_q_heads,
             num_kv_heads=config.num_kv_heads,
-            num_layers=config.num_layers,
+            num_layers=full,
+            num_window_layers=config.num_layers - full,
             k_type=k_type,
             v_type=v_type,
         )

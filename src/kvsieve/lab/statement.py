@@ -191,8 +191,10 @@ def _scored_words(coarse: int, fine: int, cost: ScoreCost) -> str:
 def _head(shape: ModelShape, rule: Rule, n: int) -> list[str]:
     layer = shape.layer_bytes_per_token * n
     types = shape.k_type if shape.k_type == shape.v_type else f"{shape.k_type}/{shape.v_type}"
+    windows = shape.num_window_layers
+    not_counted = f" ({windows} more with a window are not counted)" if windows else ""
     return [
-        f"model    {shape.num_layers} layers, {shape.num_q_heads} query heads, "
+        f"model    {shape.num_layers} layers{not_counted}, {shape.num_q_heads} query heads, "
         f"{shape.num_kv_heads} KV heads of {shape.head_dim}",
         f"cache    {types}: {shape.layer_bytes_per_token:,} bytes per token and layer; at {n:,} "
         f"tokens {layer / 1e6:,.1f} MB per layer, {shown_bytes(layer * shape.num_layers)} in all",

@@ -1,13 +1,15 @@
 """From the bytes of a tensor to what the kernels take. The only module that imports `gguf`.
 
 Q4_0, Q4_1, Q8_0 and F32 stay as the file has them: views of the mapping, packed by the backend.
-All others become f32, a slice of rows at a time, and are packed from there.
+Q5_0 and Q4_K keep their codes in blocks of another type (`models.reblock`). All others become f32
+and are packed from there. What is converted is so a slice of rows at a time.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from functools import partial
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -15,10 +17,11 @@ from kvsieve.errors import ConfigError, ModelFileError
 from kvsieve.kernels.backend import WeightFormat, WeightKind, WeightSource
 from kvsieve.models.gguf_header import TensorInfo
 from kvsieve.models.model_file import TensorFile
+from kvsieve.models.reblock import Q4_1_BYTES, Q8_0_BYTES, REBLOCKED
 from kvsieve.types import F32, I32, I64, U8, AnyArray
 
 WeightMode = Literal["auto", "q4", "q8", "f32"]
-"""``auto``: 4 bits where the file has 4 bits exactly, else 8. ``q4``: 4 bits for the matrices of
+"""``auto``: 4 bits where the file has 4 bits, else 8. ``q4``: 4 bits for the matrices of
 layers, ``q8``: 8 bits for all, whatever the file has. ``f32``: everything dequantised."""
 
 GROUP = 32
@@ -49,10 +52,10 @@ _ENCODINGS: dict[str, _Encoding] = {
     "BF16": _Encoding(block_values=1, block_bytes=2, exponent=0x7F80),
     "Q4_0": _Encoding(block_values=32, block_bytes=18, packs_as="q4_0"),
     "Q4_1": _Encoding(block_values=32, block_bytes=20, float_offsets=(0, 2), packs_as="q4_1"),
-    "Q5_0": _Encoding(block_values=32, block_bytes=22),
+    "Q5_0": _Encoding(block_values=32, block_bytes=22, packs_as="q8_0"),
     "Q5_1": _Encoding(block_values=32, block_bytes=24, float_offsets=(0, 2)),
     "Q8_0": _Encoding(block_values=32, block_bytes=34, packs_as="q8_0"),
-    "Q4_K": _Encoding(block_values=256, block_bytes=144, float_offsets=(0, 2)),
+    "Q4_K": _Encoding(block_values=256, block_bytes=144, float_offsets=(0, 2), packs_as="q4_1"),
     "Q5_K": _Encoding(block_values=256, block_bytes=176, float_offsets=(0, 2)),
     "Q6_K": _Encoding(block_values=256, block_bytes=210, float_offsets=(208,)),
 }
@@ -64,6 +67,12 @@ _PACKED_KIND: dict[WeightFormat, WeightKind] = {
     "q4_1": "q4",
     "q8_0": "q8",
     "f32": "q8",
+}
+
+_PACKED_BLOCK_BYTES: dict[WeightFormat, int] = {
+    "q4_0": 18,
+    "q4_1": Q4_1_BYTES,
+    "q8_0": Q8_0_BYTES,
 }
 
 
@@ -82,7 +91,7 @@ def weight_source(
     -------
     WeightSource
         ``data`` is ``u8 [rows, row_bytes]`` or ``f32 [rows, cols]``: a read-only view of the
-        mapping where the file already has that form, else `DequantisedRows`.
+        mapping where the file already has that form, else `ConvertedRows`.
 
     Raises
     ------
@@ -94,27 +103,42 @@ def weight_source(
     rows, cols = expect
     encoding = _ENCODINGS[info.ggml_type]
     raw = file.raw(name).reshape(rows, -1)
-    if weight_kind(info, mode) == _PACKED_KIND[encoding.packs_as] and encoding.packs_as != "f32":
-        return WeightSource(data=raw, format=encoding.packs_as, rows=rows, cols=cols)
+    kept = encoding.packs_as
+    if kept != "f32" and weight_kind(info, mode) == _PACKED_KIND[kept]:
+        blocks: AnyArray | ConvertedRows = raw
+        if info.ggml_type in REBLOCKED:
+            width = cols // GROUP * _PACKED_BLOCK_BYTES[kept]
+            blocks = ConvertedRows(
+                file, raw, REBLOCKED[info.ggml_type], width=width, dtype=np.dtype(np.uint8)
+            )
+        return WeightSource(data=blocks, format=kept, rows=rows, cols=cols)
     if info.ggml_type == "F32":
         return WeightSource(data=raw.view("<f4"), format="f32", rows=rows, cols=cols)
-    data = DequantisedRows(file, raw, ggml_type=info.ggml_type, cols=cols)
+    floats = partial(dequantise, ggml_type=info.ggml_type)
+    data = ConvertedRows(file, raw, floats, width=cols, dtype=np.dtype(np.float32))
     return WeightSource(data=data, format="f32", rows=rows, cols=cols)
 
 
-class DequantisedRows:
-    """A matrix ``f32 [rows, cols]`` in a file of another type, made slice by slice."""
+class ConvertedRows:
+    """Rows of a file in another form ``[rows, width]`` than it has, made slice by slice."""
 
-    dtype = np.dtype(np.float32)
-
-    def __init__(self, file: TensorFile, raw: U8, *, ggml_type: str, cols: int) -> None:
-        self.shape = (len(raw), cols)
+    def __init__(
+        self,
+        file: TensorFile,
+        raw: U8,
+        convert: Callable[[U8], AnyArray],
+        *,
+        width: int,
+        dtype: "np.dtype[Any]",
+    ) -> None:
+        self.shape = (len(raw), width)
+        self.dtype = dtype
         self._file = file
         self._raw = raw
-        self._type = ggml_type
+        self._convert = convert
 
-    def __getitem__(self, rows: slice) -> F32:
-        values = dequantise(self._raw[rows], self._type)
+    def __getitem__(self, rows: slice) -> AnyArray:
+        values = self._convert(self._raw[rows])
         self._file.forget_pages()
         return values
 
@@ -132,8 +156,9 @@ def packed_bytes(info: TensorInfo, mode: WeightMode) -> int:
     if len(info.shape) < 2 or mode == "f32":
         return 4 * values
     if weight_kind(info, mode) == "q8":
-        return values * 34 // GROUP
-    return values * (20 if info.ggml_type == "Q4_1" else 18) // GROUP
+        return values * Q8_0_BYTES // GROUP
+    with_minimum = _encoding(info).packs_as == "q4_1"
+    return values * _PACKED_BLOCK_BYTES["q4_1" if with_minimum else "q4_0"] // GROUP
 
 
 def check_mode(function: str, mode: str) -> None:

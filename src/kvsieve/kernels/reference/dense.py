@@ -111,7 +111,7 @@ def unpack_weight(weight: PackedWeight) -> F32:
 
 def _blocks(source: WeightSource) -> tuple[I8, F32, F32 | None]:
     """GGUF blocks as codes ``i8 [rows, G, 32]``, d and m ``f32 [rows, G]``."""
-    data: Any = source.data  # u8: `_check_source` has seen to it
+    data: Any = source.data[:]  # u8: `_check_source` has seen to it
     blocks: U8 = data.reshape(source.rows, -1, ROW_BYTES[source.format])
     d = _halves(blocks[:, :, :2])
     if source.format == "q8_0":
