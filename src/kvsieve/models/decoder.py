@@ -8,6 +8,7 @@ import numpy as np
 
 from kvsieve.errors import ModelFileError, NumericalError, ShapeError
 from kvsieve.kernels.backend import Backend, LayerWeights, Segment, StepStats
+from kvsieve.models.balance import balanced_norms
 from kvsieve.models.config import ModelConfig
 from kvsieve.models.model_file import TensorFile
 from kvsieve.models.rope import RopeTable
@@ -170,6 +171,13 @@ class Decoder:
             for field, (name, length) in (there_may_be | layer_vectors(self.config, layer)).items()
             if field not in there_may_be or name in self._file.tensors
         }
+        if "q_norm" in vectors and "k_norm" in vectors:
+            vectors["q_norm"], vectors["k_norm"] = balanced_norms(
+                vectors["q_norm"],
+                vectors["k_norm"],
+                rope_dim=self.config.rope_dim,
+                interleaved=self.config.rope_interleaved,
+            )
         # Packed by now: the file's pages need not stay in memory beside the copy.
         self._file.forget_pages()
         return LayerWeights(**matrices, **vectors)
