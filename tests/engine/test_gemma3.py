@@ -35,17 +35,23 @@ def test_the_tokens_are_the_texts(llm, golden):
     assert len(golden["ids"]) == 1000
 
 
-@pytest.mark.parametrize(("weights", "least"), [("f32", 0.95), ("auto", 0.94)])
-def test_the_most_likely_token_agrees(tmp_path, golden, weights, least):
-    """Measured: 95.1 % with f32 weights, 94.4 % with 8 bits; beyond the window 94.7 % of f32's.
+@pytest.mark.parametrize(
+    ("weights", "cache_type", "least"),
+    [("f32", "f32", 0.95), ("auto", "f16", 0.95), ("auto", "q8_0", 0.94)],
+)
+def test_the_most_likely_token_agrees(tmp_path, golden, weights, cache_type, least):
+    """Measured: 96.0 %, 95.5 % and 94.5 %; 96.9, 96.5 and 94.3 beyond the window.
 
-    llama.cpp rounds activations to 8 bits too, so where two engines differ two tokens are close.
+    llama.cpp rounds activations to 8 bits too, so where two engines differ two tokens are close: its
+    own settings, an f32 cache and an f16 cache with flash attention, agree at 94.6 %.
     """
-    with LLM(gemma3_path(tmp_path), cache_type="f16", weights=weights, ctx_size=1024) as llm:
+    with LLM(gemma3_path(tmp_path), cache_type=cache_type, weights=weights, ctx_size=1024) as llm:
         logits = llm.logits(golden["ids"], sparse=None)
     agree = logits.argmax(axis=1) == np.array(golden["top1"])
     assert agree.mean() >= least
     assert agree[WINDOW:].mean() >= least - 0.01
+    of_itself = np.mean(np.array(golden["top1"]) == np.array(golden["top1_f16"]))
+    assert agree.mean() > of_itself - 0.005
     lost = logits.max(axis=1) - logits[np.arange(1000), golden["top1"]]
     assert lost.max() < 1.0
     largest = logits.max(axis=1)

@@ -53,7 +53,7 @@ def test_scores_behind_rope_stay_the_same(rope_dim: int, interleaved: bool) -> N
     np.testing.assert_allclose(scores(*balanced), want, rtol=0, atol=1e-10)
     before = np.abs(scores(q_norm, k_norm, rounded=True) - want).mean()
     after = np.abs(scores(*balanced, rounded=True) - want).mean()
-    assert after < 0.6 * before
+    assert after < 0.7 * before
 
 
 def test_factors_are_powers_of_two_that_even_out_what_differs() -> None:
