@@ -6,17 +6,19 @@ Nothing is downloaded, so what it says is noise; the numbers show that the exact
 and what the sparse run read. Needs: pip install 'kvsieve[transformers]'
 """
 
+from typing import Any
+
 import torch
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 import kvsieve.transformers
 
-IMAGE, START, END = 115, 117, 118
+IMAGE, VIDEO, START, END = 115, 116, 117, 118
 PATCHES = 16
 
 
-def tiny_model() -> Qwen3VLForConditionalGeneration:
-    """Four layers and a vision tower of two, with random weights."""
+def tiny_config(**changes: Any) -> Qwen3VLConfig:
+    """Four layers and a vision tower of two; `changes` to what the language model has."""
     text = {
         "vocab_size": 120,
         "hidden_size": 64,
@@ -33,6 +35,7 @@ def tiny_model() -> Qwen3VLForConditionalGeneration:
             "mrope_section": [6, 5, 5],
             "mrope_interleaved": True,
         },
+        **changes,
     }
     vision = {
         "depth": 2,
@@ -44,24 +47,28 @@ def tiny_model() -> Qwen3VLForConditionalGeneration:
         "num_position_embeddings": 64,
         "deepstack_visual_indexes": [0],
     }
-    config = Qwen3VLConfig(
+    return Qwen3VLConfig(
         text_config=text,
         vision_config=vision,
         image_token_id=IMAGE,
-        video_token_id=116,
+        video_token_id=VIDEO,
         vision_start_token_id=START,
         vision_end_token_id=END,
     )
+
+
+def tiny_model() -> Qwen3VLForConditionalGeneration:
+    """A model of that shape with random weights."""
     torch.manual_seed(0)
-    return Qwen3VLForConditionalGeneration(config).eval()
+    return Qwen3VLForConditionalGeneration(tiny_config()).eval()
 
 
-def prompt_with_picture() -> dict[str, torch.Tensor]:
-    """A random picture between two random texts; four patches become one token."""
+def prompt_with_picture(*, before: int, after: int) -> dict[str, torch.Tensor]:
+    """A random picture between random texts of so many tokens; four patches become one token."""
     torch.manual_seed(1)
     picture = torch.full((PATCHES * PATCHES // 4,), IMAGE)
-    before, after = torch.randint(3, 110, (200,)), torch.randint(3, 110, (250,))
-    ids = torch.cat([before, torch.tensor([START]), picture, torch.tensor([END]), after])[None]
+    first, last = torch.randint(3, 110, (before,)), torch.randint(3, 110, (after,))
+    ids = torch.cat([first, torch.tensor([START]), picture, torch.tensor([END]), last])[None]
     return {
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids),
@@ -73,7 +80,7 @@ def prompt_with_picture() -> dict[str, torch.Tensor]:
 
 def main() -> None:
     """Generate with each attention from the same prompt, and compare the logits."""
-    model, inputs = tiny_model(), prompt_with_picture()
+    model, inputs = tiny_model(), prompt_with_picture(before=200, after=250)
 
     def first_logits() -> torch.Tensor:
         out = model.generate(

@@ -93,6 +93,13 @@ def test_old_and_new_spellings_of_rope_say_the_same() -> None:
     assert gemma == changed("gemma3-linear")
 
 
+def test_a_part_of_each_head_may_rotate() -> None:
+    assert changed("llama").rope_dim == 16
+    assert changed("llama", partial_rotary_factor=0.5).rope_dim == 8
+    new = {"rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+    assert changed("llama", rope_parameters=new).rope_dim == 4
+
+
 def test_yarn() -> None:
     config = changed("yarn-rope")
     assert config.rope_scaling is not None
@@ -166,6 +173,10 @@ def test_windows(name: str, changes: dict[str, Any], windows: tuple[int, ...]) -
         ("llama", {"rope_theta": "1e4"}, "rope_theta: expected a number"),
         ("llama", {"rope_scaling": []}, "rope_scaling: expected an object"),
         ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type: .*'dynamic'"),
+        ("llama", {"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_type: .*'longrope'"),
+        ("llama", {"rope_scaling": {"type": "su"}}, "rope_type: .*'su'"),
+        ("llama", {"rope_parameters": {"rope_type": "ntk"}}, "rope_parameters.rope_type: .*'ntk'"),
+        ("llama", {"partial_rotary_factor": 1.5}, "partial_rotary_factor: expected a number from"),
         ("llama", {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor: expected a number"),
         (
             "llama3-rope",

@@ -82,6 +82,14 @@ def test_wrong_headers_are_refused(tmp_path: Path, entries: Any, words: str) -> 
         SafetensorsFile.open(path)
 
 
+def test_a_name_given_twice_among_very_many_is_found_soon(tmp_path: Path) -> None:
+    """Comparing each of 50,000 names with all others would take half a minute."""
+    names = [f'"{number}": 0' for number in range(50_000)]
+    path = write(tmp_path / "many", f"{{{', '.join([*names, names[-1]])}}}".encode())
+    with pytest.raises(ModelFileError, match="many: header: .* got: '49999' twice"):
+        SafetensorsFile.open(path)
+
+
 def test_files_that_are_none(tmp_path: Path) -> None:
     empty, short = tmp_path / "empty", tmp_path / "short"
     empty.touch()

@@ -85,7 +85,7 @@ class ShapeOptions(ModelSource):
         from kvsieve.lab.shape import ModelShape
 
         k_type, _, v_type = self.cache_type.partition("/")
-        types = {"k_type": k_type, "v_type": v_type or k_type}
+        types: dict[str, Any] = {"k_type": k_type, "v_type": v_type or k_type}
         if self.head_dim is not None:
             q_heads = self.num_q_heads or self.num_kv_heads or 1
             return ModelShape(

@@ -53,7 +53,12 @@ def checkpoint_config(
     context_length = keys.integer("max_position_embeddings", 1, MAX_CONTEXT)
     if scaling is not None and scaling.kind == "yarn":
         context_length = max(context_length, int(scaling.factor * scaling.original_context))
-    share = rope.number("partial_rotary_factor", 0.01, 1.0, default=1.0)
+    share = rope.number(
+        "partial_rotary_factor",
+        0.01,
+        1.0,
+        default=keys.number("partial_rotary_factor", 0.01, 1.0, default=1.0),
+    )
     vocab_size = embedding_rows(tensors, EMBEDDING)
     return ModelConfig(
         architecture=architecture.name,

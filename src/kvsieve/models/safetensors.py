@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 import stat
+from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -117,9 +118,9 @@ def parse_object(data: bytes, path: Path, *, what: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"{twice!r} twice")
+            # One pass: a header may have a million names.
+            twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+            raise ValueError(f"{twice!r:.100} twice")
         return found
 
     try:

@@ -184,3 +184,41 @@ def test_bad_values_are_refused_and_nothing_is_held() -> None:
 def test_a_head_that_no_page_holds_is_refused() -> None:
     with pytest.raises(ConfigError, match="head_dim: expected a multiple of 16"):
         LayerRows(host().settings, num_rows=1, num_kv_heads=1, head_dim=40)
+
+
+def test_the_kept_mass_of_a_decoded_token(backend: str) -> None:
+    """Blocks of equal keys: their mass is what it is estimated by. 12 blocks, of which 4 are read."""
+    n = 12 * 32
+    k = np.repeat(states(0, 12, 2, 32), 32, axis=0)
+    v, q = states(1, n, 2, 32), states(2, 1, 4, 32)
+    sparse = SparseAttention(k=4, dense_tail=0, selector="anchors")
+    rows = layer_rows(sparse=sparse, backend=backend)
+    rows.append(0, k, v)
+    _, (read,) = rows.attend(0, q, start=n - 1, num_prompt=0, prompt_len=n - 1, scale=SCALE)
+    assert read.lists is not None
+    assert read.kept_mass is not None
+    for head in range(4):
+        logits = SCALE * k[:, head // 2].astype(np.float64) @ q[0, head]
+        weights = np.exp(logits - logits.max()).reshape(12, 32).sum(axis=1)
+        blocks = read.lists.indices[read.lists.indptr[head] : read.lists.indptr[head + 1]]
+        want = weights[blocks].sum() / weights.sum()
+        assert 0.1 < want < 0.995
+        assert read.kept_mass[head] == pytest.approx(want, abs=0.02)
+    _, (prompt,) = rows.attend(
+        0, states(3, 32, 4, 32), start=n - 32, num_prompt=32, prompt_len=n, scale=SCALE
+    )
+    assert prompt.kept_mass is None
+
+
+def test_a_layer_that_is_to_be_exact_reads_everything() -> None:
+    sparse = SparseAttention(k=2, dense_tail=0, exact_layers=(0,))
+    k, v, q = (states(seed, 300, heads, 32) for seed, heads in ((0, 2), (1, 2), (2, 4)))
+    for exact in (True, False):
+        rows = LayerRows(
+            host(sparse).settings, num_rows=1, num_kv_heads=2, head_dim=32, exact=exact
+        )
+        rows.append(0, k, v)
+        out, reads = rows.attend(0, q, start=0, num_prompt=300, prompt_len=300, scale=SCALE)
+        assert (reads[0].lists is None) == exact
+        want = attention(q, k, v, causal(300, 300))
+        assert np.allclose(out, want, atol=1e-5) == exact

@@ -92,6 +92,28 @@ def test_a_report_in_the_words_of_the_engine() -> None:
     }
 
 
+def test_the_kept_mass_of_all_layers() -> None:
+    """Two steps in layers 1 and 4 of two query heads each; exact steps do not count."""
+    sparse = SparseAttention(k=2, selector="anchors", mass=0.9, exact_layers=(0,), warn_mass=0.8)
+    recorder = Recorder(sparse=sparse)
+    some = lists([[0, 3], [1, 3], [2, 3], [2, 3]], num_heads=4)
+    decode = segment(100, 1, is_prefill=False)
+    for layer, kept in ((1, (0.9, 0.7)), (4, (0.5, 0.3)), (1, (1.0, 0.8)), (4, (0.6, 0.4))):
+        mass = np.array(kept, np.float32)
+        read = Read(segment=decode, lists=some, kept_mass=mass)
+        recorder.count(read, layer=layer, row=0, prompt_len=100)
+        exact = Read(segment=decode, lists=None, kept_mass=np.ones(2, np.float32))
+        recorder.count(exact, layer=layer, row=0, prompt_len=100)
+    attention = recorder.report().attention
+    assert attention.kept_mass is not None
+    assert attention.kept_mass.mean == pytest.approx(0.65)
+    assert attention.kept_mass.worst_layer == 4
+    assert attention.kept_mass.worst_layer_mean == pytest.approx(0.45)
+    assert (attention.mass, attention.exact_layers) == (0.9, (0,))
+    assert attention.warning is not None
+    assert "layer 4: 0.450" in attention.warning
+
+
 def test_an_exact_run_says_why() -> None:
     recorder = Recorder(sparse=SparseAttention(k=8))
     assert recorder.report().attention.exact_because == "no layer of kvsieve has run"

@@ -9,12 +9,12 @@ torch = pytest.importorskip("torch", reason="make test-transformers installs it"
 pytest.importorskip("transformers", reason="make test-transformers installs it")
 
 import kvsieve.transformers as kt  # noqa: E402
+from examples.transformers_qwen3_vl import IMAGE, prompt_with_picture  # noqa: E402
 from kvsieve import SparseAttention  # noqa: E402
 from tests.integrations.transformers.tiny import (  # noqa: E402
     CACHE,
     attention_under,
     qwen3_vl,
-    with_image,
 )
 
 LENGTH = 60 + 1 + 64 + 1 + 80
@@ -27,7 +27,7 @@ def model() -> Any:
 
 @pytest.fixture
 def prompt() -> dict[str, Any]:
-    return with_image(60, 80)
+    return prompt_with_picture(before=60, after=80)
 
 
 def generated(model: Any, prompt: dict[str, Any], **options: Any) -> Any:
@@ -70,7 +70,7 @@ def test_sparse_attention_equals_dense_attention_under_its_masks(
     whole = prompt | {
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids),
-        "mm_token_type_ids": (ids == 115).int(),
+        "mm_token_type_ids": (ids == IMAGE).int(),
     }
     with attention_under(model, run.masks, real), torch.no_grad():
         expected = model(**whole).logits[0, LENGTH - 1 :]

@@ -53,6 +53,19 @@ def test_every_way_to_generate(model: Any, options: dict[str, Any]) -> None:
     assert run.report().attention.blocks_read > 0
 
 
+def test_layers_that_are_to_be_exact_are_and_the_kept_mass_is_reported(model: Any) -> None:
+    with kt.sparse(model, k=4, dense_tail=0, selector="anchors", exact_layers=(1,)) as run:
+        model.generate(repeated(), do_sample=False, max_new_tokens=8)
+    report = run.report()
+    assert (report.sparse_layers, report.exact_layers) == ((0, 2), (1,))
+    assert report.attention.exact_layers == (1,)
+    kept = report.attention.kept_mass
+    assert kept is not None
+    assert kept.worst_layer in report.sparse_layers
+    assert 0 < kept.worst_layer_mean <= kept.mean < 1
+    assert report.to_json()["kept_mass"] == kept.to_json()
+
+
 def test_assisted_decoding_is_decoding(model: Any) -> None:
     """Candidates that are checked together read what each would read alone."""
     ids = repeated()

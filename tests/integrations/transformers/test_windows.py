@@ -12,9 +12,9 @@ from transformers.cache_utils import DynamicSlidingWindowLayer  # noqa: E402
 import kvsieve.transformers as kt  # noqa: E402
 from kvsieve.integrations.paged.recorder import NOT_CAUSAL  # noqa: E402
 from tests.integrations.transformers.tiny import (  # noqa: E402
+    END,
     IMAGE,
-    VISION_END,
-    VISION_START,
+    START,
     gemma3,
     mistral,
     token_ids,
@@ -77,9 +77,9 @@ def test_image_tokens_that_see_each_other_are_read_under_their_mask() -> None:
     ids = torch.cat(
         [
             token_ids(1, 70)[0],
-            torch.tensor([VISION_START]),
+            torch.tensor([START]),
             torch.full((16,), IMAGE),
-            torch.tensor([VISION_END]),
+            torch.tensor([END]),
             token_ids(1, 60, seed=1)[0],
         ]
     )[None]

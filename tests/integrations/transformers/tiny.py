@@ -17,11 +17,11 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
     PreTrainedModel,
-    Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
 from transformers.masking_utils import sdpa_mask
 
+from examples.transformers_qwen3_vl import END, IMAGE, START, tiny_config
 from kvsieve.integrations.paged.recorder import ReadBlocks
 
 CACHE = next(
@@ -46,8 +46,6 @@ SHAPE = {
     "eos_token_id": 119,
 }
 
-IMAGE, VIDEO, VISION_START, VISION_END = 115, 116, 117, 118
-
 
 def _seeded(kind: type, config: Any, **changes: Any) -> PreTrainedModel:
     torch.manual_seed(0)
@@ -69,31 +67,7 @@ def mistral(window: int) -> PreTrainedModel:
 
 
 def qwen3_vl(**changes: Any) -> PreTrainedModel:
-    rope = {
-        "rope_type": "default",
-        "rope_theta": 10000.0,
-        "mrope_section": [6, 5, 5],
-        "mrope_interleaved": True,
-    }
-    vision = {
-        "depth": 2,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_heads": 2,
-        "patch_size": 8,
-        "out_hidden_size": 64,
-        "num_position_embeddings": 64,
-        "deepstack_visual_indexes": [0],
-    }
-    config = Qwen3VLConfig(
-        text_config=SHAPE | {"rope_parameters": rope},
-        vision_config=vision,
-        image_token_id=IMAGE,
-        video_token_id=VIDEO,
-        vision_start_token_id=VISION_START,
-        vision_end_token_id=VISION_END,
-    )
-    return _seeded(Qwen3VLForConditionalGeneration, config, **changes)
+    return _seeded(Qwen3VLForConditionalGeneration, tiny_config(**SHAPE), **changes)
 
 
 def gemma3(window: int) -> PreTrainedModel:
@@ -111,8 +85,8 @@ def gemma3(window: int) -> PreTrainedModel:
         },
         mm_tokens_per_image=16,
         image_token_index=IMAGE,
-        boi_token_index=VISION_START,
-        eoi_token_index=VISION_END,
+        boi_token_index=START,
+        eoi_token_index=END,
     )
     return _seeded(Gemma3ForConditionalGeneration, config)
 
@@ -120,27 +94,6 @@ def gemma3(window: int) -> PreTrainedModel:
 def token_ids(num_rows: int, num_tokens: int, *, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, 110, (num_rows, num_tokens), generator=generator)
-
-
-def with_image(before: int, after: int) -> dict[str, torch.Tensor]:
-    """A prompt of Qwen3-VL with one picture of 16 x 16 patches: 64 tokens."""
-    torch.manual_seed(1)
-    ids = torch.cat(
-        [
-            token_ids(1, before)[0],
-            torch.tensor([VISION_START]),
-            torch.full((64,), IMAGE),
-            torch.tensor([VISION_END]),
-            token_ids(1, after, seed=1)[0],
-        ]
-    )[None]
-    return {
-        "input_ids": ids,
-        "attention_mask": torch.ones_like(ids),
-        "pixel_values": torch.randn(256, 3 * 2 * 8 * 8),
-        "image_grid_thw": torch.tensor([[1, 16, 16]]),
-        "mm_token_type_ids": (ids == IMAGE).int(),
-    }
 
 
 @contextmanager

@@ -4,7 +4,7 @@ Nothing here knows of PyTorch: arrays go in and come out, as the kernels take th
 """
 
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from kvsieve.engine.plan import selector_index, sparse_plan
 from kvsieve.errors import ShapeError
 from kvsieve.kernels.backend import Backend, BlockLists, Segment, SparsePlan
 from kvsieve.kernels.layout import PageLayout
+from kvsieve.kernels.reference.segment_selection import kept_mass
 from kvsieve.types import F32, Bool, CacheType
 
 _FIRST_TOKENS = 1024
@@ -42,10 +43,14 @@ class HostSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """One call of the kernels: which rows of which cache read what. ``lists`` None: everything."""
+    """One call of the kernels: which rows of which cache read what. ``lists`` None: everything.
+
+    ``kept_mass`` f32 ``[Hq]`` is there for a decoded token with selector ``anchors``.
+    """
 
     segment: Segment
     lists: BlockLists | None
+    kept_mass: F32 | None = None
 
 
 class LayerRows:
@@ -53,12 +58,23 @@ class LayerRows:
 
     A row holds its real tokens alone: padding is never written, so blocks count from the first
     real token, and a row's result does not depend on what it was batched with.
+
+    `exact`: everything is read in this layer, whatever the settings ask for.
     """
 
     def __init__(
-        self, settings: HostSettings, *, num_rows: int, num_kv_heads: int, head_dim: int
+        self,
+        settings: HostSettings,
+        *,
+        num_rows: int,
+        num_kv_heads: int,
+        head_dim: int,
+        exact: bool = False,
     ) -> None:
         self.settings = settings
+        # Each layer has pages of its own, as layer 0: the plan's layers mean nothing here.
+        sparse = None if exact else settings.sparse
+        self._sparse = None if sparse is None else replace(sparse, exact_layers=())
         self.layout = settings.layout(head_dim)
         self.num_kv_heads = num_kv_heads
         self._caches = self._empty_caches(num_rows, _FIRST_TOKENS)
@@ -148,7 +164,7 @@ class LayerRows:
         backend = self.settings.backend
         for first, last in pieces:
             is_prefill = first < num_prompt
-            plan = sparse_plan(self.settings.sparse, prompt_len=prompt_len, is_prefill=is_prefill)
+            plan = sparse_plan(self._sparse, prompt_len=prompt_len, is_prefill=is_prefill)
             segment = self._segment(
                 row,
                 start=start + first,
@@ -160,7 +176,9 @@ class LayerRows:
             rows = np.ascontiguousarray(q[first:last])
             lists = backend.select(segment, 0, rows, scale=scale)
             outputs.append(backend.attend(segment, 0, rows, scale=scale, lists=lists))
-            reads.append(Read(segment=segment, lists=lists))
+            # Estimated by the specification: the core does so only in a layer of its own.
+            kept = kept_mass(segment, 0, rows, scale=scale, lists=lists)
+            reads.append(Read(segment=segment, lists=lists, kept_mass=kept))
         return np.concatenate(outputs), reads
 
     def attend_tokens(self, row: int, q: F32, *, tokens: Bool, scale: float) -> F32:
@@ -221,7 +239,7 @@ class LayerRows:
             self._caches = self._copied(self._caches, 2 * num_tokens)
 
     def _empty_caches(self, num_rows: int, max_tokens: int) -> list[KVCache]:
-        sparse = self.settings.sparse
+        sparse = self._sparse
         pool = BlockPool(
             self.layout,
             num_layers=1,

@@ -1,17 +1,17 @@
 """What attention read while a host's model ran, in the engine's own words and counts."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from kvsieve.attention.block_mask import BlockMask
 from kvsieve.attention.config import SparseAttention
-from kvsieve.engine.outputs import AttentionReport, BlockReads
+from kvsieve.engine.outputs import AttentionReport, BlockReads, KeptMass
 from kvsieve.engine.plan import why_exact
 from kvsieve.integrations.paged.layer_rows import Read
 from kvsieve.kernels.backend import BlockLists, Segment
-from kvsieve.types import BLOCK_SIZE
+from kvsieve.types import BLOCK_SIZE, F32
 
 NOT_CAUSAL = "the model's mask is not causal there, so it was read exactly under that mask"
 """Of a layer that ran under a token mask."""
@@ -80,6 +80,7 @@ class Recorder:
     _decode: _Phase = field(default_factory=_Phase)
     _layers: dict[int, bool] = field(default_factory=dict)
     _host_layers: dict[int, str] = field(default_factory=dict)
+    _kept: dict[int, list[F32]] = field(default_factory=dict)
     _notes: dict[str, None] = field(default_factory=dict)
     _longest: tuple[int, int] = (0, 0)
 
@@ -92,6 +93,8 @@ class Recorder:
         phase.attended += causal if lists is None else listed_pairs(segment, lists)
         phase.queries += segment.q_len * segment.pages.shape[2]
         self._layers[layer] = self._layers.get(layer, False) or lists is not None
+        if read.kept_mass is not None and lists is not None:
+            self._kept.setdefault(layer, []).append(read.kept_mass)
         self._longest = max(self._longest, (segment.start + segment.q_len, prompt_len))
         if self.keep_masks:
             self.masks.append(
@@ -124,6 +127,7 @@ class Recorder:
         """What has run so far."""
         sparse = self.sparse
         ran_sparse = any(self._layers.values())
+        sparse_layers = tuple(sorted(n for n, ran in self._layers.items() if ran))
         return HostReport(
             attention=AttentionReport(
                 mode="sparse" if ran_sparse else "exact",
@@ -134,12 +138,27 @@ class Recorder:
                 prefill=self._prefill.reads,
                 decode=self._decode.reads,
                 exact_because=None if sparse is None or ran_sparse else self._why_exact(sparse),
+                sparse_layers=sparse_layers,
+                mass=sparse.mass if sparse else None,
+                exact_layers=sparse.exact_layers if sparse else (),
+                kept_mass=self._kept_mass(),
+                warn_mass=sparse.warn_mass if sparse else 0.0,
             ),
-            sparse_layers=tuple(sorted(n for n, ran in self._layers.items() if ran)),
+            sparse_layers=sparse_layers,
             exact_layers=tuple(sorted(n for n, ran in self._layers.items() if not ran)),
             host_layers=dict(sorted(self._host_layers.items())),
             notes=tuple(self._notes),
         )
+
+    def _kept_mass(self) -> KeptMass | None:
+        """Over the decoded tokens that every sparse layer read sparsely."""
+        if not self._kept:
+            return None
+        layers = sorted(self._kept)
+        steps = min(len(self._kept[layer]) for layer in layers)
+        kept = np.stack([np.stack(self._kept[layer][:steps]) for layer in layers], axis=1)
+        found = KeptMass.of(kept)
+        return replace(found, worst_layer=layers[found.worst_layer])
 
     def _why_exact(self, sparse: SparseAttention) -> str:
         num_tokens, prompt_len = self._longest
