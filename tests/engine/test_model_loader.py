@@ -165,11 +165,28 @@ def test_an_unknown_kind_of_weights(tiny: Path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells the peak")
-@pytest.mark.parametrize("weights", ["q8", "q4"])
-def test_loading_takes_little_more_memory_than_the_result(tmp_path: Path, weights: str):
-    """A BF16 model of 100 million values, most in one embedding, in a process of its own."""
-    folder = tmp_path / "large"
-    write_large_folder(folder)
+@pytest.mark.parametrize(
+    ("kind", "weights", "of_file"),
+    [
+        ("folder", "q8", (0.4, 0.54)),
+        ("folder", "q4", (0.4, 0.54)),
+        ("Q4_K", "auto", (1.0, 1.2)),
+        ("Q6_K", "auto", (1.2, 1.4)),
+    ],
+)
+def test_loading_takes_little_more_memory_than_the_result(
+    tmp_path: Path, kind: str, weights: str, of_file: tuple[float, float]
+):
+    """A BF16 model of 100 million values in two shards, most in one embedding, or as large a GGUF;
+    loaded in a process of its own."""
+    path = tmp_path / "large"
+    if kind == "folder":
+        write_large_folder(path)
+    else:
+        write_tiny_gguf(
+            path, layers=8, hidden=1024, heads=16, kv_heads=4, head_dim=64, ffn=2816,
+            weight_type=kind,
+        )  # fmt: skip
     script = f"""
 import sys
 from pathlib import Path
@@ -179,15 +196,16 @@ def peak(field):
     status = dict(line.split(":", 1) for line in open("/proc/self/status"))
     return int(status[field].split()[0]) * 1024
 before = peak("VmRSS")
-model = load_model(Path({str(folder)!r}), backend=NativeBackend(threads=1), ctx_size=64,
+model = load_model(Path({str(path)!r}), backend=NativeBackend(threads=1), ctx_size=64,
                    cache_types=("f32", "f32"), prefill_chunk=32, weights={weights!r})
 print(peak("VmHWM") - before, model.file.file_bytes)
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     taken, file_bytes = map(int, run.stdout.split())
-    file = open_model_file(folder)
+    file = open_model_file(path)
     result = weights_bytes(file.tensors, read_config(file), weights)  # type: ignore[arg-type]
-    assert 0.4 * file_bytes < result < 0.54 * file_bytes
+    least, most = of_file
+    assert least * file_bytes < result < most * file_bytes
     assert taken < 1.3 * result
 
 
@@ -219,13 +237,23 @@ def write_large_folder(folder: Path) -> None:
             shapes[f"{prefix}{name}.weight"] = shape
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
+    # The second shard has the last two layers.
+    names = list(shapes)
+    first_names = names[: len(names) // 2 + 1]
+    weight_map = {name: f"{1 if name in first_names else 2}.safetensors" for name in names}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    for file in ("1.safetensors", "2.safetensors"):
+        write_bf16_shard(folder / file, {n: shapes[n] for n in names if weight_map[n] == file})
+
+
+def write_bf16_shard(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     entries, offset = {}, 0
     for name, shape in shapes.items():
         end = offset + 2 * math.prod(shape)
         entries[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, end]}
         offset = end
     header = json.dumps(entries).encode()
-    with (folder / "model.safetensors").open("wb") as file:
+    with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         rng = np.random.default_rng(0)
         for shape in shapes.values():  # bytes of small finite numbers

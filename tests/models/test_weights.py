@@ -9,6 +9,8 @@ import pytest
 
 from kvsieve.errors import ConfigError, ModelFileError
 from kvsieve.kernels.backend import WeightKind, WeightSource
+from kvsieve.kernels.native import NativeBackend
+from kvsieve.kernels.reference.backend import ReferenceBackend
 from kvsieve.models.gguf import GgufFile
 from kvsieve.models.weights import (
     EmbeddingTable,
@@ -107,6 +109,20 @@ def test_codes_are_kept_in_blocks_of_another_type(
     assert blocks.shape == source.data.shape
     want = oracle(file, "w")
     np.testing.assert_allclose(gguf.dequantize(blocks, packed), want, atol=np.ptp(want) * 2**-11)
+
+
+@pytest.mark.parametrize("kind", REBLOCKED)
+@pytest.mark.parametrize("backend", [NativeBackend(threads=1), ReferenceBackend()])
+def test_backends_pack_them_slice_by_slice(
+    tmp_path: Path, kind: WeightType, backend: NativeBackend | ReferenceBackend
+) -> None:
+    """Rows of 127 in one place and 0 elsewhere are exact in 8 bits: each gives one column."""
+    file = one(tmp_path, kind)
+    source = weight_source(file, "w", expect=(37, 512))
+    weight = backend.pack_weight(source, kind=weight_kind(file.tensors["w"], "auto"))
+    columns = backend.project(127 * np.eye(512, dtype=np.float32), weight) / 127
+    want = oracle(file, "w").T
+    np.testing.assert_allclose(columns, want, rtol=0, atol=np.ptp(want) * 2**-11)
 
 
 def test_kinds() -> None:
