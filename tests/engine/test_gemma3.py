@@ -42,8 +42,8 @@ def test_the_tokens_are_the_texts(llm, golden):
 def test_the_most_likely_token_agrees(tmp_path, golden, weights, cache_type, least):
     """Measured: 96.0 %, 95.5 % and 94.5 %; 96.9, 96.5 and 94.3 beyond the window.
 
-    llama.cpp rounds activations to 8 bits too, so where two engines differ two tokens are close: its
-    own settings, an f32 cache and an f16 cache with flash attention, agree at 94.6 %.
+    llama.cpp rounds activations to 8 bits too, so where two engines differ two tokens are close:
+    its own settings, an f32 cache and an f16 cache with flash attention, agree at 94.6 %.
     """
     with LLM(gemma3_path(tmp_path), cache_type=cache_type, weights=weights, ctx_size=1024) as llm:
         logits = llm.logits(golden["ids"], sparse=None)

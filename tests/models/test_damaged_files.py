@@ -112,12 +112,16 @@ def test_every_damage_is_a_named_error_or_harmless(
     tmp_path: Path, files: Callable[[Path, random.Random], Iterator[Path]], count: int
 ) -> None:
     damaged = files(tmp_path, random.Random(count))
-    refused = 0
-    for _ in range(count):
-        path = next(damaged)
-        try:
-            load(path)
-        except KvsieveError as error:
-            refused += 1
-            assert "expected" in str(error), error
-    assert count * 0.6 < refused < count
+    messages = [error_of(next(damaged)) for _ in range(count)]
+    refused = [message for message in messages if message is not None]
+    assert all("expected" in message for message in refused)
+    assert count * 0.6 < len(refused) < count
+
+
+def error_of(path: Path) -> str | None:
+    """What is wrong with a file; anything but an error of ours gets through."""
+    try:
+        load(path)
+    except KvsieveError as error:
+        return str(error)
+    return None

@@ -86,7 +86,7 @@ def test_a_name_given_twice_among_very_many_is_found_soon(tmp_path: Path) -> Non
     """Comparing each of 50,000 names with all others would take half a minute."""
     names = [f'"{number}": 0' for number in range(50_000)]
     path = write(tmp_path / "many", f"{{{', '.join([*names, names[-1]])}}}".encode())
-    with pytest.raises(ModelFileError, match="many: header: .* got: '49999' twice"):
+    with pytest.raises(ModelFileError, match=r"many: header: .* got: '49999' twice"):
         SafetensorsFile.open(path)
 
 

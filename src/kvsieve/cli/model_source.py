@@ -47,6 +47,7 @@ class ModelSource:
             "--offline", panel=PANEL, help="With -hf: take what was fetched before, ask nobody."
         ),
     ] = False
+
     def __post_init__(self) -> None:
         if self.hub is not None and self.model is not None:
             raise ConfigError("-hf/--hf-repo: expected no -m beside it, got both")

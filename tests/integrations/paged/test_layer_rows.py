@@ -187,7 +187,7 @@ def test_a_head_that_no_page_holds_is_refused() -> None:
 
 
 def test_the_kept_mass_of_a_decoded_token(backend: str) -> None:
-    """Blocks of equal keys: their mass is what it is estimated by. 12 blocks, of which 4 are read."""
+    """Blocks of equal keys: their mass is what it is estimated by. 4 of 12 blocks are read."""
     n = 12 * 32
     k = np.repeat(states(0, 12, 2, 32), 32, axis=0)
     v, q = states(1, n, 2, 32), states(2, 1, 4, 32)

@@ -8,8 +8,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="make test-transformers installs it")
 pytest.importorskip("transformers", reason="make test-transformers installs it")
 
-import kvsieve.transformers as kt  # noqa: E402
 from examples.transformers_qwen3_vl import IMAGE, prompt_with_picture  # noqa: E402
+
+import kvsieve.transformers as kt  # noqa: E402
 from kvsieve import SparseAttention  # noqa: E402
 from tests.integrations.transformers.tiny import (  # noqa: E402
     CACHE,

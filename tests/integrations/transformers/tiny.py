@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from examples.transformers_qwen3_vl import END, IMAGE, START, tiny_config
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -21,7 +22,6 @@ from transformers import (
 )
 from transformers.masking_utils import sdpa_mask
 
-from examples.transformers_qwen3_vl import END, IMAGE, START, tiny_config
 from kvsieve.integrations.paged.recorder import ReadBlocks
 
 CACHE = next(
