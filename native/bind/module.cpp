@@ -69,7 +69,20 @@ kvsieve::Selector selector(const std::string& name) {
   if (name == "even") return kvsieve::Selector::even;
   if (name == "anchors") return kvsieve::Selector::anchors;
   if (name == "window") return kvsieve::Selector::window;
+  if (name == "minmax") return kvsieve::Selector::minmax;
+  if (name == "mean") return kvsieve::Selector::mean;
+  if (name == "meanstd") return kvsieve::Selector::meanstd;
+  if (name == "oracle") return kvsieve::Selector::oracle;
+  if (name == "random") return kvsieve::Selector::random;
   throw std::invalid_argument("unknown selector: " + name);
+}
+
+kvsieve::VectorRule vector_rule(const std::string& name) {
+  if (name == "none") return kvsieve::VectorRule::none;
+  if (name == "minmax") return kvsieve::VectorRule::minmax;
+  if (name == "mean") return kvsieve::VectorRule::mean;
+  if (name == "meanstd") return kvsieve::VectorRule::meanstd;
+  throw std::invalid_argument("unknown rule: " + name);
 }
 
 // Steps and layers point into arrays; these keep the arrays alive.
@@ -153,7 +166,8 @@ void add_segment(PyStep& self, const nb::dict& fields) {
               integer("k_min"),
               nb::cast<std::vector<int>>(fields["exact_layers"]),
               nb::cast<std::vector<std::pair<int, int>>>(fields["layer_k"]),
-              integer("k")};
+              integer("k"),
+              integer("seed")};
   s.num_kv_heads = integer("num_kv_heads");
   s.pages = array.operator()<uint8_t>("pages");
   s.layer_page_bytes = static_cast<size_t>(number("layer_page_bytes"));
@@ -165,6 +179,7 @@ void add_segment(PyStep& self, const nb::dict& fields) {
     s.index_step = integer("index_step");
     s.index_entries = integer("index_entries");
     s.index_is_anchors = flag("index_is_anchors");
+    s.index_rule = vector_rule(nb::cast<std::string>(fields["index_rule"]));
   }
   s.importance = array.operator()<int64_t>("importance");
   s.importance_tokens = static_cast<size_t>(number("importance_tokens"));

@@ -1,10 +1,8 @@
 #include "kvsieve/anchors.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 
-#include "kvsieve/half.h"
+#include "kvsieve/records.h"
 
 namespace kvsieve {
 
@@ -15,40 +13,6 @@ constexpr float kSpreadGain = 0.2f;
 
 // First tile whose last row is among a segment's rows and has two blocks behind it.
 int first_closing_tile(const Segment& s) { return std::max(2, s.first_tile() + 1); }
-
-// One token's key as floats, whatever its type.
-void read_key(const Segment& s, const uint8_t* page, int slot, float* key) {
-  const PageLayout& layout = s.layout;
-  const int d = layout.head_dim;
-  const float* scales = reinterpret_cast<const float*>(page + layout.k_scale);
-  for (int c = 0; c < d; c++) {
-    if (layout.k_type == CacheType::q8) {
-      const int code = page[(c / 4 * kBlock + slot) * 4 + c % 4] - 128;
-      key[c] = static_cast<float>(code) * scales[slot];
-    } else if (layout.k_type == CacheType::q4) {
-      const int chunk = c / 4, half = d / 8;
-      const uint8_t both = page[(chunk % half * kBlock + slot) * 4 + c % 4];
-      const int code = (chunk >= half ? both >> 4 : both & 15) - 8;
-      key[c] = static_cast<float>(code) * scales[c / kGroup * kBlock + slot];
-    } else if (layout.k_type == CacheType::f16) {
-      key[c] = half_to_float(reinterpret_cast<const uint16_t*>(page)[c * kBlock + slot]);
-    } else {
-      key[c] = reinterpret_cast<const float*>(page)[c * kBlock + slot];
-    }
-  }
-}
-
-// As a q8 row: scale = max|x| / 127, code = rint(x / scale), stored +128.
-float quantize(const float* x, int n, uint8_t* codes) {
-  float largest = 0;
-  for (int i = 0; i < n; i++) largest = std::max(largest, std::fabs(x[i]));
-  const float scale = largest / 127.0f;
-  for (int i = 0; i < n; i++) {
-    const float code = scale > 0 ? std::nearbyintf(x[i] / scale) : 0.0f;
-    codes[i] = static_cast<uint8_t>(std::clamp(code, -127.0f, 127.0f) + 128.0f);
-  }
-  return scale;
-}
 
 }  // namespace
 
@@ -116,10 +80,8 @@ void Anchors::write_record(const Segment& s, int layer, int kv_head, int block,
   float* floats = reinterpret_cast<float*>(record + static_cast<size_t>(kAnchorVectors) * d *
                                                         kIndexLanes);  // scales, then spreads
   for (int v = 0; v < kAnchorVectors; v++) {
-    floats[v * kIndexLanes + lane] = quantize(vectors[v], d, codes);
-    uint8_t* at = record + static_cast<size_t>(v) * d * kIndexLanes;
-    for (int c = 0; c < d / 4; c++)
-      std::memcpy(at + (c * kIndexLanes + lane) * 4, codes + 4 * c, 4);
+    floats[v * kIndexLanes + lane] = quantize_row(vectors[v], d, codes);
+    store_lane(codes, d, lane, record + static_cast<size_t>(v) * d * kIndexLanes);
   }
   for (int b = 0; b < kAnchorBands; b++) {
     float sum = 0;

@@ -154,7 +154,7 @@ float Attention::merge(const Merge& merge, const Lists& lists, float* out) const
 void Attention::count_kept(std::vector<Segment>& segments) const {
   for (size_t i = 0; i < segments.size(); i++) {
     const Segment& s = segments[i];
-    if (s.is_prefill || !s.is_sparse || s.plan.selector != Selector::anchors) continue;
+    if (s.is_prefill || !s.is_sparse || !s.plan.by_shares()) continue;
     const float* kept = kept_.data() + i * shape_.num_q_heads;
     segments[i].kept_mass.emplace_back(kept, kept + shape_.num_q_heads);
   }

@@ -49,7 +49,7 @@ bool append_tile(const Kernels& kernels, const Segment& s, int layer, int head, 
     const size_t at = (row * s.num_kv_heads + head) * d;
     if (!kernels.append(s.layout, page, position % kBlock, k + at, v + at))
       finite = false;
-    else if (s.index && !s.index_is_anchors)
+    else if (s.index_is_strided())
       index_key(s, layer, head, position, page);
   }
   return finite;

@@ -50,12 +50,13 @@ bool Selection::tile_is_sparse(const Segment& s, int tile) const {
 void Selection::prepare(HeadShape shape, const std::vector<Segment>& segments) {
   shape_ = shape;
   anchors_.prepare(shape, segments);
+  vectors_.prepare(shape);
   lists_.resize(segments.size());
   importance_at_.resize(segments.size());
   scores_at_.resize(segments.size());
   candidates_at_.resize(segments.size());
   size_t sums = 0, scores = 0, candidates = 0;
-  int stride = 0, pages = 0, refined = 0;
+  int stride = 0, pages = 0, refined = 0, tokens = 0;
   for (size_t i = 0; i < segments.size(); i++) {
     const Segment& s = segments[i];
     const bool per_head = !s.is_prefill && s.is_sparse && !s.plan.share_group && !shape.window;
@@ -66,7 +67,9 @@ void Selection::prepare(HeadShape shape, const std::vector<Segment>& segments) {
     importance_at_[i] = sums;
     if (!s.is_sparse) continue;
     stride = std::max(stride, score_stride(s));
-    if (s.plan.selector == Selector::anchors) {
+    if (s.plan.by_shares()) {
+      const bool all = s.plan.selector == Selector::oracle;
+      tokens = std::max(tokens, all ? s.num_blocks() * kBlock : kBlock);
       pages = std::max(pages, Anchors::stride(s));
       if (!s.is_prefill) {
         refined = std::max<int>(
@@ -94,6 +97,7 @@ void Selection::prepare(HeadShape shape, const std::vector<Segment>& segments) {
     scratch.merged.reserve(stride);
     // Decode keeps the masses of a whole group until its blocks are chosen.
     scratch.masses.reserve(static_cast<size_t>(std::max(kMaxRows, shape.group_size())) * pages);
+    scratch.all_logits.reserve(static_cast<size_t>(kMaxRows) * tokens);
     scratch.taken.reserve(stride);
     scratch.order.reserve(stride);
   }
@@ -128,7 +132,10 @@ void Selection::score_group(const Scoring& scoring, int group, int ahead, Keys k
   const int blocks = ceil_div(scoring.n, s.plan.block_size), full = scoring.n / s.plan.block_size;
   int block = group * kIndexLanes;
   const int end = std::min(block + kIndexLanes, blocks);
-  if (s.index && !s.index_is_anchors && block < full) {
+  if (s.plan.by_vectors())
+    return vectors_.score(s, scoring.layer, scoring.kv_head, scoring.q, scoring.vectors,
+                          scoring.rows, scoring.n, group, ahead, scoring.out, scoring.stride);
+  if (s.index_is_strided() && block < full) {
     kernels_.index_scores(
         s.index_record(scoring.layer, scoring.kv_head, group),
         ahead < 0 ? nullptr : s.index_record(scoring.layer, scoring.kv_head, ahead),
@@ -141,31 +148,38 @@ void Selection::score_group(const Scoring& scoring, int group, int ahead, Keys k
 
 void Selection::score(const Segment& s, int layer, int kv_head, const Queries& q, int rows, int n,
                       float* out, int stride, int thread) {
-  if (s.plan.selector == Selector::anchors)
-    return score_shares(s, layer, kv_head, q, rows, out, stride, thread);
-  const Scoring scoring{s, layer, kv_head, q, rows, n, out, stride};
+  if (s.plan.by_shares()) return score_shares(s, layer, kv_head, q, rows, out, stride, thread);
+  const Scoring all = scoring(s, layer, kv_head, q, rows, n, out, stride, thread);
   const int groups = ceil_div(ceil_div(n, s.plan.block_size), kIndexLanes);
   for (int group = 0; group < groups; group++)
-    score_group(scoring, group, -1, Keys::all, scratch_[thread]);
+    score_group(all, group, -1, Keys::all, scratch_[thread]);
+}
+
+Selection::Scoring Selection::scoring(const Segment& s, int layer, int kv_head, const Queries& q,
+                                      int rows, int n, float* out, int stride, int thread) {
+  Scoring result{s, layer, kv_head, q, rows, n, out, stride, {}};
+  if (s.plan.by_vectors()) result.vectors = vectors_.fold(s, q, rows, thread);
+  return result;
 }
 
 template <class Use>
 void Selection::each_scoring(size_t segment, const Segment& s, const FoldedQueries& queries,
-                             int layer, int head, const Use& use) {
+                             int layer, int head, int thread, const Use& use) {
   const int group = shape_.group_size(), stride = score_stride(s);
   const int first = s.plan.share_group ? head * group : head;
   const int heads = s.plan.share_group ? group : 1;
   for (int h = first; h < first + heads; h += kMaxRows) {
     float* out = scores_.data() + scores_at_[segment] + static_cast<size_t>(h) * stride;
     const int rows = std::min(kMaxRows, first + heads - h);
-    use(Scoring{s, layer, h / group, queries.view(s, 0, h, true), rows, s.end(), out, stride});
+    use(scoring(s, layer, h / group, queries.view(s, 0, h, true), rows, s.end(), out, stride,
+                thread));
   }
 }
 
 template <class At>
 void Selection::score_groups(size_t segment, const Segment& s, const FoldedQueries& queries,
                              int layer, int head, int count, const At& at, Keys keys, int thread) {
-  each_scoring(segment, s, queries, layer, head, [&](const Scoring& scoring) {
+  each_scoring(segment, s, queries, layer, head, thread, [&](const Scoring& scoring) {
     const int ahead = keys == Keys::coarse ? kCoarseKeys.groups : kAllKeys.groups;
     for (int i = 0; i < count; i++)
       score_group(scoring, at(i), i + ahead < count ? at(i + ahead) : -1, keys, scratch_[thread]);
@@ -284,8 +298,7 @@ void Selection::select_tile(const Segment& s, const FoldedQueries& queries, int 
   float* scores = scratch.scores.data();
   float* merged = scratch.merged.data();
   bool first = true;
-  const bool by_keys = s.plan.selector == Selector::probe || s.plan.selector == Selector::even;
-  for (int g = 0; by_keys && g < shape_.group_size(); g++)
+  for (int g = 0; s.plan.by_scores() && g < shape_.group_size(); g++)
     for (int row = begin; row < end; row += kMaxRows) {
       const int rows = std::min(kMaxRows, end - row);
       const Queries q = queries.view(s, row, kv_head * shape_.group_size() + g, false);
@@ -293,10 +306,12 @@ void Selection::select_tile(const Segment& s, const FoldedQueries& queries, int 
       for (int r = 0; r < rows; r++, first = false)
         merge_row(scores + r * stride, diagonal, diagonal, first, merged);
     }
-  if (by_keys)
+  if (s.plan.by_scores())
     merged[diagonal] = 0;  // always taken, whatever its score
-  else if (s.plan.selector == Selector::anchors)
+  else if (s.plan.by_shares())
     tile_shares(s, queries, layer, kv_head, tile, merged, thread);
+  else if (s.plan.selector == Selector::random)
+    draw(s.plan, layer, kv_head * shape_.group_size(), page * kBlock, diagonal + 1, merged);
   PickScratch marks{scratch.taken.data(), scratch.order.data()};
   pick(s, merged, diagonal + 1, nullptr, marks);
   store_list(s, marks.taken, page + 1, kv_head, tile, lists);
@@ -312,6 +327,9 @@ void Selection::run(Worker& worker, const std::vector<Segment>& segments,
       worker.share(completed, 1, [&](int64_t item) {
         anchors_.build(s, queries, layer, static_cast<int>(item));
       });
+    if (const int completed = Vectors::num_completed(s))
+      worker.share(completed, 1,
+                   [&](int64_t item) { vectors_.build(s, layer, static_cast<int>(item)); });
     if (!s.is_sparse || s.plan.is_exact(layer) || (!s.is_prefill && !decode_is_sparse(s))) continue;
     if (s.is_prefill) {
       worker.share(static_cast<int64_t>(lists.tiles) * lists.heads, 1, [&](int64_t item) {
@@ -333,14 +351,15 @@ void Selection::run(Worker& worker, const std::vector<Segment>& segments,
         for (int64_t t = begin; t < end; t++) sums[block] += tokens[t];
       });
     }
-    const bool by_shares = s.plan.selector == Selector::anchors;
-    if (!by_shares && s.plan.selector != Selector::window)
-      score_decode(worker, i, s, queries, layer, lists.heads);
-    worker.share(lists.heads, 1, [&](int64_t head) {
-      if (by_shares)
-        return select_decode_by_shares(s, queries, layer, static_cast<int>(head), lists,
-                                       worker.id());
-      select_decode(i, s, static_cast<int>(head), sums, lists, worker.id());
+    if (s.plan.by_scores()) score_decode(worker, i, s, queries, layer, lists.heads);
+    worker.share(lists.heads, 1, [&](int64_t item) {
+      const int head = static_cast<int>(item);
+      if (s.plan.by_shares())
+        select_decode_by_shares(s, queries, layer, head, lists, worker.id());
+      else if (s.plan.selector == Selector::random)
+        select_decode_at_random(s, layer, head, lists, worker.id());
+      else
+        select_decode(i, s, head, sums, lists, worker.id());
     });
   }
 }

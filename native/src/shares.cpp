@@ -1,4 +1,4 @@
-// Selection by shares of the attention: what is particular to selector `anchors`.
+// Selection by shares of the attention: what is particular to selectors `anchors` and `oracle`.
 #include <algorithm>
 
 #include "kvsieve/selection.h"
@@ -21,6 +21,15 @@ Queries row_of(Queries q, int row) {
 }
 
 }  // namespace
+
+void Selection::block_masses(const Segment& s, int layer, int kv_head, const Queries& q, int rows,
+                             int own, const int* visible, float* masses, float* top, int thread) {
+  const int stride = Anchors::stride(s);
+  if (s.plan.selector == Selector::oracle || own == 0)  // an only block counts exactly
+    true_masses(s, layer, kv_head, q, rows, own, visible, masses, stride, top, thread);
+  else
+    anchors_.estimate(s, layer, kv_head, q, rows, own, visible, masses, stride, top, thread);
+}
 
 void Selection::add_shares(const Segment& s, const float* masses, int rows, int own, bool first,
                            float* shares) const {
@@ -46,8 +55,7 @@ void Selection::score_shares(const Segment& s, int layer, int kv_head, const Que
   float* masses = scratch_[thread].masses.data();
   float top;
   for (int r = 0; r < rows; r++) {
-    anchors_.estimate(s, layer, kv_head, row_of(q, r), 1, own, &n, masses, Anchors::stride(s), &top,
-                      thread);
+    block_masses(s, layer, kv_head, row_of(q, r), 1, own, &n, masses, &top, thread);
     add_shares(s, masses, 1, own, true, out + r * stride);
   }
 }
@@ -106,13 +114,16 @@ void Selection::select_decode_by_shares(const Segment& s, const FoldedQueries& q
   std::fill_n(visible, kMaxRows, n);
   each_rows(s, queries, first, heads, [&](const Queries& q, int rows, int h) {
     float* found = masses + static_cast<ptrdiff_t>(h) * stride;
-    anchors_.estimate(s, layer, first / group, q, rows, own, visible, found, stride, tops + h,
-                      thread);
+    block_masses(s, layer, first / group, q, rows, own, visible, found, tops + h, thread);
     add_shares(s, found, rows, own, h == 0, shares);
   });
   PickScratch marks{scratch.taken.data(), scratch.order.data()};
-  refine(s, queries, layer, first, heads, shares, masses, tops, thread);
-  add_shares(s, masses, heads, own, true, shares);
+  if (s.plan.selector == Selector::anchors) {
+    refine(s, queries, layer, first, heads, shares, masses, tops, thread);
+    add_shares(s, masses, heads, own, true, shares);
+  } else {  // every mass is true already
+    std::fill_n(marks.taken, count, uint8_t{1});
+  }
   for (int b = 0; b < count; b++) {
     if (!marks.taken[b])
       shares[b] = -1;  // nobody looked at its keys
@@ -143,8 +154,8 @@ void Selection::tile_shares(const Segment& s, const FoldedQueries& queries, int 
       int visible[kMaxRows];
       float top[kMaxRows];
       for (int r = 0; r < kMaxRows; r++) visible[r] = s.start + row + r + 1;
-      anchors_.estimate(s, layer, kv_head, queries.view(s, row, kv_head * group + g, false), rows,
-                        own, visible, masses, Anchors::stride(s), top, thread);
+      block_masses(s, layer, kv_head, queries.view(s, row, kv_head * group + g, false), rows, own,
+                   visible, masses, top, thread);
       add_shares(s, masses, rows, own, first, shares);
     }
   if (s.plan.mass > 0) {

@@ -29,6 +29,7 @@ constexpr int kMaxScaleGroups = kMaxHeadDim / kGroup;
 constexpr int kAnchors = 2;  // keys of a block that stand for themselves in its record
 constexpr int kAnchorVectors = kAnchors + 1;  // and the mean of the others
 constexpr int kAnchorBands = 4;               // runs of channels with a spread of their own
+constexpr int kVectors = 2;                   // at most, of a block in an index of vectors
 constexpr int kIndexLanes = 16;  // selection blocks per group of the packed index: one per lane
 
 enum class WeightKind : int { f32 = 0, q4 = 1, q8 = 2 };
@@ -83,6 +84,14 @@ struct AnchorRow {
   float energy[kAnchorBands];
 };
 
+// What an index of vectors needs of up to kMaxRows query rows: each vector meets codes of its own.
+struct VectorQueries {
+  const int8_t* codes;     // [vector][kMaxRows][head_dim]
+  const int32_t* offsets;  // [vector][kMaxRows]: -128 times the sum of the codes
+  const float* scale;
+  int scale_stride;
+};
+
 // One run of listed pages for up to kMaxRows query rows; writes each row's (o, m, s) from scratch.
 struct RunArgs {
   const PageLayout* layout;
@@ -129,6 +138,10 @@ struct Kernels {
   // out[row * out_stride + lane]. Asks for the record `ahead` meanwhile, unless it is null.
   void (*index_scores)(const uint8_t* record, const uint8_t* ahead, int entries, int step,
                        int head_dim, const Queries& q, int rows, float* out, int out_stride);
+  // Scores of 16 blocks: the sum over a record's `vectors` of each one's dot product with the row's
+  // codes for it: out[row * out_stride + lane]. Asks for the record `ahead`, unless it is null.
+  void (*vector_scores)(const uint8_t* record, const uint8_t* ahead, int vectors, int head_dim,
+                        const VectorQueries& q, int rows, float* out, int out_stride);
   // Logits of 16 blocks' anchors and means: out[vector * vector_stride + row * stride + lane].
   void (*anchor_logits)(const uint8_t* record, int head_dim, const Queries& q,
                         const AnchorRow* about, int rows, float* out, int stride,

@@ -21,7 +21,20 @@ struct HeadShape {
   }
 };
 
-enum class Selector : int { probe = 0, even = 1, anchors = 2, window = 3 };
+enum class Selector : int {
+  probe = 0,
+  even = 1,
+  anchors = 2,
+  window = 3,
+  minmax = 4,
+  mean = 5,
+  meanstd = 6,
+  oracle = 7,
+  random = 8
+};
+
+// What the vectors of an index of vectors are; none: the index is of another kind.
+enum class VectorRule : int { none = 0, minmax = 1, mean = 2, meanstd = 3 };
 
 // A sparse plan; the twin of kernels/backend.py's SparsePlan. k counts blocks of block_size tokens.
 struct Plan {
@@ -34,6 +47,7 @@ struct Plan {
   std::vector<int> exact_layers;
   std::vector<std::pair<int, int>> layer_k;  // budgets of single layers
   int usual_k;                               // of all others
+  int seed;  // of selector `random`
 
   // `k` becomes the budget of that layer.
   void enter(int layer) {
@@ -43,6 +57,16 @@ struct Plan {
   }
   bool is_exact(int layer) const {
     return std::find(exact_layers.begin(), exact_layers.end(), layer) != exact_layers.end();
+  }
+  // Whether scores are shares of the attention, estimated or true.
+  bool by_shares() const { return selector == Selector::anchors || selector == Selector::oracle; }
+  bool by_vectors() const {
+    return selector == Selector::minmax || selector == Selector::mean ||
+           selector == Selector::meanstd;
+  }
+  // Whether every row of every head scores blocks by keys or vectors.
+  bool by_scores() const {
+    return selector == Selector::probe || selector == Selector::even || by_vectors();
   }
 };
 
@@ -60,6 +84,7 @@ struct Segment {
   size_t layer_index_bytes;
   int index_block, index_step, index_entries;
   bool index_is_anchors;
+  VectorRule index_rule;
   int64_t* importance;  // [layer][importance_tokens]; null without
   size_t importance_tokens;
   bool record_importance;
@@ -83,6 +108,10 @@ struct Segment {
   uint8_t* page(int layer, int kv_head, int block) const {
     return pages + layer * layer_page_bytes +
            (static_cast<size_t>(block_table[block]) * num_kv_heads + kv_head) * layout.bytes;
+  }
+  // Whether the index holds evenly spaced keys.
+  bool index_is_strided() const {
+    return index && !index_is_anchors && index_rule == VectorRule::none;
   }
   size_t index_record_bytes() const {
     const int spreads = index_is_anchors ? kAnchorBands : 0;

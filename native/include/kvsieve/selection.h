@@ -8,13 +8,17 @@
 #include "kvsieve/pool.h"
 #include "kvsieve/segment.h"
 #include "kvsieve/select.h"
+#include "kvsieve/vectors.h"
 
 namespace kvsieve {
 
 class Selection {
  public:
   Selection(const Kernels& kernels, int threads)
-      : kernels_(kernels), anchors_(kernels, threads), scratch_(threads) {}
+      : kernels_(kernels),
+        anchors_(kernels, threads),
+        vectors_(kernels, threads),
+        scratch_(threads) {}
 
   // Sizes buffers and sets every list to exact. Not called by workers.
   void prepare(HeadShape shape, const std::vector<Segment>& segments);
@@ -24,10 +28,13 @@ class Selection {
   // Adds what attention will read to the segments' counts; by one thread, after run.
   void count_pairs(std::vector<Segment>& segments);
 
-  // Best sampled logit (with anchors: share of the attention) of selection blocks [0, ceil(n /
+  // Scores by the selector's rule (or shares of the attention) of selection blocks [0, ceil(n /
   // block_size)): out[row * stride + block].
   void score(const Segment& segment, int layer, int kv_head, const Queries& q, int rows, int n,
              float* out, int stride, int thread);
+
+  // The numbers that selector `random` draws for `count` blocks.
+  static void draw(const Plan& plan, int layer, int head, int position, int count, float* out);
 
   const std::vector<Lists>& lists() const { return lists_; }
   static int score_stride(const Segment& segment);
@@ -35,6 +42,7 @@ class Selection {
  private:
   struct Scratch {
     Buffer<float> page_logits, scores, merged, masses, exact;
+    Buffer<float> all_logits;  // for true masses, of kMaxRows rows
     Buffer<uint8_t> taken;
     Buffer<int32_t> order, pages;
   };
@@ -48,6 +56,7 @@ class Selection {
     int rows, n;
     float* out;
     int stride;
+    VectorQueries vectors;  // with a selector by vectors
   };
   bool decode_is_sparse(const Segment& s) const;
   bool tile_is_sparse(const Segment& s, int tile) const;
@@ -57,11 +66,14 @@ class Selection {
   // Calls use(scoring) for the query heads of a decode list, up to 8 at a time.
   template <class Use>
   void each_scoring(size_t segment, const Segment& s, const FoldedQueries& queries, int layer,
-                    int head, const Use& use);
+                    int head, int thread, const Use& use);
   // Scores the heads of a decode list in `count` groups, at(0), at(1), ...
   template <class At>
   void score_groups(size_t segment, const Segment& s, const FoldedQueries& queries, int layer,
                     int head, int count, const At& at, Keys keys, int thread);
+  // With the rows' codes for an index of vectors, which stay until the thread's next Scoring.
+  Scoring scoring(const Segment& s, int layer, int kv_head, const Queries& q, int rows, int n,
+                  float* out, int stride, int thread);
   void score_decode(Worker& worker, size_t segment, const Segment& s, const FoldedQueries& queries,
                     int layer, int heads);
   void choose_candidates(size_t segment, const Segment& s, int head, int thread);
@@ -83,6 +95,13 @@ class Selection {
               const float* shares, float* masses, float* tops, int thread);
   void score_shares(const Segment& s, int layer, int kv_head, const Queries& q, int rows,
                     float* out, int stride, int thread);
+  // Masses of blocks 0 to `own` as Anchors::estimate gives them; true ones with selector `oracle`,
+  // and of an only block.
+  void block_masses(const Segment& s, int layer, int kv_head, const Queries& q, int rows, int own,
+                    const int* visible, float* masses, float* top, int thread);
+  void true_masses(const Segment& s, int layer, int kv_head, const Queries& q, int rows, int own,
+                   const int* visible, float* masses, int stride, float* top, int thread);
+  void select_decode_at_random(const Segment& s, int layer, int head, Lists& lists, int thread);
   void select_decode_by_shares(const Segment& s, const FoldedQueries& queries, int layer, int head,
                                Lists& lists, int thread);
   // Merged shares of all rows of a prompt tile.
@@ -95,6 +114,7 @@ class Selection {
 
   const Kernels& kernels_;
   Anchors anchors_;
+  Vectors vectors_;
   HeadShape shape_{};
   std::vector<Scratch> scratch_;
   std::vector<Lists> lists_;

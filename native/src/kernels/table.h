@@ -7,6 +7,7 @@
 #include "../kernels/attend.h"
 #include "../kernels/cache.h"
 #include "../kernels/dense.h"
+#include "../kernels/vectors.h"
 
 namespace kvsieve::KVSIEVE_TARGET {
 
@@ -22,6 +23,7 @@ static const Kernels kTable = {
     .fold_query = fold_query,
     .page_logits = page_logits,
     .index_scores = index_scores,
+    .vector_scores = vector_scores,
     .anchor_logits = anchor_logits,
     .block_masses = block_masses,
     .exact_masses = exact_masses,

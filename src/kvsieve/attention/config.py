@@ -6,9 +6,17 @@ from typing import Literal, get_args
 from kvsieve.errors import ConfigError
 from kvsieve.types import BLOCK_SIZE
 
-SelectorName = Literal["probe", "even", "anchors", "window"]
+SelectorName = Literal[
+    "probe", "even", "anchors", "minmax", "mean", "meanstd", "window", "oracle", "random"
+]
 Share = Literal["head", "group"]
 Phase = Literal["both", "prefill", "decode"]
+
+CONTROLS: tuple[SelectorName, ...] = ("oracle", "random")
+"""Selectors for evaluation only: one reads everything to choose, the other looks at nothing."""
+
+_BY_SHARES: tuple[SelectorName, ...] = ("anchors", "oracle")
+"""Selectors whose scores are shares of the attention."""
 
 LARGEST = 2**31 - 1
 """Of every number here: the kernels count in 32 bits."""
@@ -22,19 +30,22 @@ class SparseAttention:
     block_size  tokens per selection block: 32, or a multiple (aligned cache blocks chosen together)
     num_probes  evenly spaced keys scored per block
     selector    ``anchors`` (a block's most attended keys and the mean of the others, as an
-                estimate of its attention), ``even`` (evenly spaced keys), ``probe`` (the original
-                rule: half of the budget is reserved by prefill attention) or ``window`` (the
-                first block and the last ones)
+                estimate of its attention), ``even`` (evenly spaced keys), ``minmax`` (bounds of a
+                block's keys), ``mean`` and ``meanstd`` (their mean; and how far they spread),
+                ``probe`` (the original rule: half of the budget is reserved by prefill attention)
+                or ``window`` (the first block and the last ones); for evaluation only ``oracle``
+                (true attention, which reads all keys) and ``random``
     share       one selection per query ``head``, or one per ``group`` of heads that share a KV
                 head (decode; prefill always shares by group)
     phase       where it applies: ``both``, ``prefill`` or ``decode``
     dense_tail  the last tokens of a prompt that are read exactly
-    mass        ``anchors`` alone: instead of always `k`, as many blocks as bring the estimated
-                share of the attention to this, at least `k_min` and at most `k_max`
+    mass        ``anchors`` and ``oracle``: instead of always `k`, as many blocks as bring the
+                share of the attention, by their estimate, to this; `k_min` to `k_max`
     exact_layers  layers (from 0) that read everything
     layer_k     budgets of single layers, as pairs (layer, k); the others have `k`. Not with `mass`
     profile     file of `kvsieve calibrate` that `exact_layers` and `layer_k` came from
     warn_mass   a reply whose estimated kept mass is under this says so; 0: never
+    seed        of ``random``
     """
 
     k: int = 32
@@ -51,6 +62,7 @@ class SparseAttention:
     layer_k: tuple[tuple[int, int], ...] = ()
     profile: str = ""
     warn_mass: float = 0.0
+    seed: int = 0
 
     def __post_init__(self) -> None:
         _check_int("k", self.k, minimum=1)
@@ -71,6 +83,11 @@ class SparseAttention:
         _check_choice("share", self.share, get_args(Share))
         _check_choice("phase", self.phase, get_args(Phase))
         self._check_budget()
+        _check_int("seed", self.seed, minimum=0)
+        if self.seed and self.selector != "random":
+            raise ConfigError(
+                f"[SparseAttention] seed: expected selector random, got {self.selector}"
+            )
 
     def _check_budget(self) -> None:
         _check_int("k_min", self.k_min, minimum=1)
@@ -85,13 +102,13 @@ class SparseAttention:
                 raise ConfigError(
                     f"[SparseAttention] mass: expected a share above 0, got {self.mass}"
                 )
-            if self.selector != "anchors":
+            if self.selector not in _BY_SHARES:
                 raise ConfigError(
                     "[SparseAttention] mass: expected selector anchors, whose scores are shares of "
                     f"the attention, got {self.selector}"
                 )
         _check_share("warn_mass", self.warn_mass)
-        if self.warn_mass and self.selector != "anchors":
+        if self.warn_mass and self.selector not in _BY_SHARES:
             raise ConfigError(
                 "[SparseAttention] warn_mass: expected selector anchors, which estimates it, got "
                 f"{self.selector}"

@@ -23,7 +23,12 @@ from kvsieve.attention.inputs import (
 from kvsieve.attention.selectors.anchors import AnchorsSelector
 from kvsieve.attention.selectors.base import Selector
 from kvsieve.attention.selectors.even import EvenSelector
+from kvsieve.attention.selectors.mean import MeanSelector
+from kvsieve.attention.selectors.meanstd import MeanStdSelector
+from kvsieve.attention.selectors.minmax import MinMaxSelector
+from kvsieve.attention.selectors.oracle import OracleSelector
 from kvsieve.attention.selectors.probe import ProbeSelector
+from kvsieve.attention.selectors.random import RandomSelector
 from kvsieve.attention.selectors.window import WindowSelector
 from kvsieve.errors import ConfigError, ShapeError
 from kvsieve.kernels.backend import Backend, BlockLists, Segment
@@ -116,12 +121,21 @@ def selector_for(sparse: SparseAttention) -> Selector:
         "block_size": sparse.block_size,
         "share": sparse.share,
     }
-    if sparse.selector == "anchors":
-        return AnchorsSelector(**budget, mass=sparse.mass or 0.0, k_min=sparse.k_min)
-    if sparse.selector == "window":
-        return WindowSelector(**budget)
-    kind = {"probe": ProbeSelector, "even": EvenSelector}[sparse.selector]
-    return kind(**budget, num_probes=sparse.num_probes)
+    if sparse.selector in ("anchors", "oracle"):
+        by_shares = {"anchors": AnchorsSelector, "oracle": OracleSelector}[sparse.selector]
+        return by_shares(**budget, mass=sparse.mass or 0.0, k_min=sparse.k_min)
+    if sparse.selector in ("probe", "even"):
+        by_keys = {"probe": ProbeSelector, "even": EvenSelector}[sparse.selector]
+        return by_keys(**budget, num_probes=sparse.num_probes)
+    if sparse.selector == "random":
+        return RandomSelector(**budget, seed=sparse.seed)
+    kinds: dict[str, type[Selector]] = {
+        "minmax": MinMaxSelector,
+        "mean": MeanSelector,
+        "meanstd": MeanStdSelector,
+        "window": WindowSelector,
+    }
+    return kinds[sparse.selector](**budget)
 
 
 def attend(

@@ -8,7 +8,7 @@ from kvsieve.cache.block_pool import BlockPool
 from kvsieve.cache.snapshot import SelectorSnapshot
 from kvsieve.errors import CapacityError, ConfigError
 from kvsieve.kernels.backend import Segment, SparsePlan
-from kvsieve.kernels.layout import AnchorLayout, IndexLayout
+from kvsieve.kernels.layout import SelectorIndex
 from kvsieve.kernels.reference.pages import read_keys, read_values
 from kvsieve.types import BLOCK_SIZE, F32, I32, I64, U8
 
@@ -26,7 +26,7 @@ class KVCache:
         pool: BlockPool,
         *,
         max_tokens: int,
-        index_layout: IndexLayout | AnchorLayout | None = None,
+        index_layout: SelectorIndex | None = None,
         keeps_importance: bool = False,
     ) -> None:
         if max_tokens < 1:

@@ -4,14 +4,14 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 from kvsieve.attention.config import SparseAttention
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import forced_isa
 from kvsieve.cli.options import ModelOptions, option
 from kvsieve.errors import ConfigError
-from kvsieve.kernels.layout import LANES, AnchorLayout, IndexLayout, PageLayout
+from kvsieve.kernels.layout import LANES, IndexLayout, PageLayout, VectorRule, summary_layout
 from kvsieve.types import BLOCK_SIZE
 from kvsieve.version import __version__
 
@@ -137,14 +137,21 @@ def cache_facts(config: "ModelConfig", options: ModelOptions) -> Facts:
     strided = IndexLayout(
         head_dim=config.head_dim, block_size=sparse.block_size, num_probes=sparse.num_probes
     )
-    anchors = AnchorLayout(head_dim=config.head_dim)
+    summaries = {
+        name: summary_layout(name, head_dim=config.head_dim)
+        for name in ("anchors", *get_args(VectorRule))
+    }
     per_token = LANES * BLOCK_SIZE
     return {
         "key_type": k_type,
         "value_type": v_type,
         "ctx_size": options.ctx_size or config.context_length,
         "bytes_per_token": pages * layout.page_bytes // BLOCK_SIZE,
-        "anchors_index_bytes_per_token": pages * anchors.record_bytes // per_token,
+        **{
+            f"{name}_index_bytes_per_token": pages * summary.record_bytes // per_token
+            for name, summary in summaries.items()
+            if summary is not None
+        },
         "even_index_bytes_per_token": pages * strided.record_bytes // per_token
         if k_type == "q8_0"
         else 0,

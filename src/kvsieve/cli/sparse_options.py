@@ -76,8 +76,10 @@ class SparseOptions:
             metavar="NAME",
             show_default="probe",
             help="anchors (a block's most attended keys and the mean of the others), even (evenly "
-            "spaced keys), probe (the original rule: half of the budget goes to what the prompt "
-            "attended to) or window (the first block and the last ones).",
+            "spaced keys), minmax (bounds of the keys), mean, meanstd (their mean and spread), "
+            "probe (the original rule: half of the budget goes to what the prompt attended to) or "
+            "window (the first block and the last ones); to compare with: oracle (true attention, "
+            "which reads all keys) and random.",
         ),
     ] = None
     sparse_share: Annotated[

@@ -2,7 +2,7 @@
 
 from kvsieve.attention.config import SparseAttention
 from kvsieve.kernels.backend import SparsePlan
-from kvsieve.kernels.layout import AnchorLayout, IndexLayout, PageLayout
+from kvsieve.kernels.layout import IndexLayout, PageLayout, SelectorIndex, summary_layout
 from kvsieve.types import BLOCK_SIZE
 
 
@@ -23,19 +23,18 @@ def sparse_plan(
         k_min=sparse.k_min,
         exact_layers=sparse.exact_layers,
         layer_k=sparse.layer_k,
+        seed=sparse.seed,
     )
 
 
-def selector_index(
-    sparse: SparseAttention, layout: PageLayout
-) -> IndexLayout | AnchorLayout | None:
+def selector_index(sparse: SparseAttention, layout: PageLayout) -> SelectorIndex | None:
     """What the selector reads, packed beside the cache; None: the pages, or nothing.
 
     Evenly spaced keys are packed beside a q8_0 key cache only.
     """
-    if sparse.selector == "anchors":
-        return AnchorLayout(head_dim=layout.head_dim)
-    if sparse.selector == "window" or layout.k_type != "q8_0":
+    if sparse.selector not in ("probe", "even"):
+        return summary_layout(sparse.selector, head_dim=layout.head_dim)
+    if layout.k_type != "q8_0":
         return None
     return IndexLayout(
         head_dim=layout.head_dim, block_size=sparse.block_size, num_probes=sparse.num_probes

@@ -13,11 +13,13 @@ IMPORTANCE_BYTES = 8
 def choose_bytes(sparse: SparseAttention | None, layout: PageLayout, *, num_kv_heads: int) -> float:
     """Bytes read to choose blocks, per token of the context, KV head and query group.
 
-    The packed index where there is one; else the sampled keys in their pages. What the selector
-    `probe` sums of importance is added.
+    The packed index where there is one; else the sampled keys in their pages, of `oracle` all keys.
+    What the selector `probe` sums of importance is added.
     """
-    if sparse is None or sparse.selector == "window":
+    if sparse is None or sparse.selector in ("window", "random"):
         return 0.0
+    if sparse.selector == "oracle":
+        return key_bytes(layout.k_type, layout.head_dim)
     index = selector_index(sparse, layout)
     if index is not None:
         read = index.record_bytes / (LANES * index.block_size)

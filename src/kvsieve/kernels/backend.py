@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from kvsieve.kernels.layout import AnchorLayout, IndexLayout, PageLayout
+from kvsieve.kernels.layout import PageLayout, SelectorIndex
 from kvsieve.types import BLOCK_SIZE, F32, I32, I64, U8, AnyArray
 
 WeightFormat = Literal["f32", "q4_0", "q4_1", "q8_0"]
-SelectorKind = Literal["probe", "even", "anchors", "window"]
+SelectorKind = Literal[
+    "probe", "even", "anchors", "minmax", "mean", "meanstd", "window", "oracle", "random"
+]
 WeightKind = Literal["f32", "q4", "q8"]
 Gate = Literal["silu", "gelu"]
 """Activation of the gated MLP; ``gelu`` in its tanh form."""
@@ -131,9 +133,9 @@ class SparsePlan:
     """Which blocks a sequence may read in this step; made once per step, used by every layer.
 
     ``k`` counts selection blocks of ``block_size`` tokens (a multiple of 32). With ``mass``
-    (``anchors`` alone) blocks are taken until their estimated share of the attention reaches it,
-    at least ``k_min`` and at most ``k``; 0: always ``k``. Layers in ``exact_layers`` run exactly,
-    those in ``layer_k``, pairs (layer, k), have that budget.
+    (of selectors `by_shares`) blocks are taken until their share of the attention reaches it, at
+    least ``k_min`` and at most ``k``; 0: always ``k``. Layers in ``exact_layers`` run exactly,
+    those in ``layer_k``, pairs (layer, k), have that budget. ``seed`` is for ``random``.
     """
 
     selector: SelectorKind
@@ -147,6 +149,12 @@ class SparsePlan:
     k_min: int = 1
     exact_layers: tuple[int, ...] = ()
     layer_k: tuple[tuple[int, int], ...] = ()
+    seed: int = 0
+
+    @property
+    def by_shares(self) -> bool:
+        """Whether the selector's scores are shares of the attention, estimated or true."""
+        return self.selector in ("anchors", "oracle")
 
     @property
     def smallest_budget(self) -> int:
@@ -189,7 +197,7 @@ class Segment:
     pages: U8
     block_table: I32
     sparse: SparsePlan | None = None
-    index_layout: IndexLayout | AnchorLayout | None = None
+    index_layout: SelectorIndex | None = None
     index: U8 | None = None
     importance: I64 | None = None
     record_importance: bool = False
@@ -203,7 +211,7 @@ class SegmentStats:
     query group. ``pairs_causal`` counts the blocks that exact attention would have read: in a
     layer with a window, those of the window.
 
-    ``kept_mass`` f32 ``[layers run, Hq]`` is there for a decoded token with selector ``anchors``:
+    ``kept_mass`` f32 ``[layers run, Hq]`` is there for a decoded token with a selector by shares:
     the share of all attention that falls on the blocks that were read, 1 in an exact layer. What
     was read is known, the rest is estimated from the index.
     """

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvsieve.errors import ConfigError, ShapeError
 from kvsieve.kernels.backend import BlockLists, Gate, LayerShape, LayerWeights, Segment
-from kvsieve.kernels.layout import AnchorLayout
+from kvsieve.kernels.layout import IndexLayout, summary_layout
 from kvsieve.types import BLOCK_SIZE, F32, I32, AnyArray
 
 
@@ -87,12 +87,16 @@ def _check_extras(function: str, segment: Segment, end: int) -> None:
             f"got {importance.dtype} {importance.shape}"
         )
     plan = segment.sparse
-    by_anchors = plan is not None and plan.selector == "anchors" and plan.decode_is_sparse(end)
-    if by_anchors and (index is None or not isinstance(layout, AnchorLayout)):
-        raise ConfigError(f"[{function}] segment.index: expected one of anchors, got none")
+    if plan is not None and (function == "score_blocks" or plan.decode_is_sparse(end)):
+        needed = summary_layout(plan.selector, head_dim=segment.layout.head_dim)
+        if needed is not None and (index is None or layout != needed):
+            got = "none" if index is None or layout is None else str(layout)
+            raise ConfigError(
+                f"[{function}] segment.index: expected one of {plan.selector}, got {got}"
+            )
     if index is None:
         return
-    needs_q8 = not isinstance(layout, AnchorLayout)
+    needs_q8 = isinstance(layout, IndexLayout)
     if layout is None or (needs_q8 and segment.layout.k_type != "q8_0"):
         raise ShapeError(f"[{function}] segment.index: expected None without q8_0 keys and layout")
     room = (layout.num_groups(end), segment.pages.shape[2], layout.record_bytes)

@@ -22,6 +22,7 @@ Order inside a page: keys, key scales, values, value scales; the page is padded 
 """
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from kvsieve.errors import ConfigError
 from kvsieve.types import BLOCK_SIZE, CACHE_TYPES, CacheType
@@ -161,3 +162,58 @@ class AnchorLayout:
 
     def num_groups(self, num_tokens: int) -> int:
         return -(-num_tokens // (BLOCK_SIZE * LANES))
+
+
+VectorRule = Literal["minmax", "mean", "meanstd"]
+"""What the vectors of a block are: bounds of its keys, their mean, or mean and spread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorLayout:
+    """What the selectors ``minmax``, ``mean`` and ``meanstd`` read, beside keys of any type.
+
+    For each block of 32 `entries` q8 rows. 16 blocks form a group, one lane each. A group's
+    record, one per KV head: ``u8 [entries][D/4][16][4]`` (codes ``+128``), ``f32 [entries][16]``
+    scales. An array of records has shape ``[num_groups, Hkv, record_bytes]``. A block's lane is
+    written when its last token is appended; only blocks that are full are read from here.
+    """
+
+    head_dim: int
+    rule: VectorRule
+
+    def __post_init__(self) -> None:
+        if self.rule not in get_args(VectorRule):
+            raise ConfigError(
+                f"[VectorLayout] rule: expected one of {', '.join(get_args(VectorRule))}, "
+                f"got {self.rule!r}"
+            )
+
+    @property
+    def block_size(self) -> int:
+        """Tokens that a record stands for."""
+        return BLOCK_SIZE
+
+    @property
+    def entries(self) -> int:
+        return 1 if self.rule == "mean" else 2
+
+    @property
+    def record_bytes(self) -> int:
+        return LANES * self.entries * (self.head_dim + 4)
+
+    def num_groups(self, num_tokens: int) -> int:
+        return -(-num_tokens // (BLOCK_SIZE * LANES))
+
+
+SelectorIndex = IndexLayout | AnchorLayout | VectorLayout
+"""Layout of what a selector keeps packed beside the cache."""
+
+
+def summary_layout(selector: str, *, head_dim: int) -> AnchorLayout | VectorLayout | None:
+    """Layout of the summaries of blocks that a selector cannot do without; None: it has none."""
+    if selector == "anchors":
+        return AnchorLayout(head_dim=head_dim)
+    for rule in get_args(VectorRule):
+        if selector == rule:
+            return VectorLayout(head_dim=head_dim, rule=rule)
+    return None

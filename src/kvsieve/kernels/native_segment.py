@@ -7,7 +7,7 @@ import numpy as np
 from kvsieve.errors import ConfigError
 from kvsieve.kernels.backend import Segment
 from kvsieve.kernels.checks import check_segment
-from kvsieve.kernels.layout import AnchorLayout
+from kvsieve.kernels.layout import AnchorLayout, VectorLayout
 from kvsieve.types import BLOCK_SIZE, F32
 
 
@@ -49,6 +49,7 @@ def segment_fields(segment: Segment) -> dict[str, Any]:
             "k_min": plan.k_min,
             "exact_layers": list(plan.exact_layers),
             "layer_k": list(plan.layer_k),
+            "seed": plan.seed,
         }
     result |= _index_fields(segment)
     if segment.importance is not None:
@@ -64,13 +65,25 @@ def _index_fields(segment: Segment) -> dict[str, Any]:
     layout, plan = segment.index_layout, segment.sparse
     if layout is None or segment.index is None:  # check_segment has refused one without the other
         return {}
-    found: dict[str, Any] = {"index": segment.index, "layer_index_bytes": segment.index.strides[0]}
+    found: dict[str, Any] = {
+        "index": segment.index,
+        "layer_index_bytes": segment.index.strides[0],
+        "index_is_anchors": False,
+        "index_rule": "none",
+    }
     if isinstance(layout, AnchorLayout):
         return found | {
             "index_block": BLOCK_SIZE,
             "index_step": 1,
             "index_entries": layout.vectors,
             "index_is_anchors": True,
+        }
+    if isinstance(layout, VectorLayout):
+        return found | {
+            "index_block": BLOCK_SIZE,
+            "index_step": 1,
+            "index_entries": layout.entries,
+            "index_rule": layout.rule,
         }
     if plan is not None and (plan.block_size, plan.num_probes) != (
         layout.block_size,
@@ -84,7 +97,6 @@ def _index_fields(segment: Segment) -> dict[str, Any]:
         "index_block": layout.block_size,
         "index_step": layout.step,
         "index_entries": layout.entries,
-        "index_is_anchors": False,
     }
 
 

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from kvsieve.attention.config import SelectorName, SparseAttention
 from kvsieve.engine.plan import selector_index, sparse_plan
 from kvsieve.errors import ConfigError
-from kvsieve.kernels.layout import LANES, AnchorLayout
+from kvsieve.kernels.layout import LANES, AnchorLayout, VectorLayout
 from kvsieve.kernels.reference.two_levels import (
     SUPER_BLOCK,
     coarse_positions,
@@ -79,21 +79,25 @@ class ScoreCost:
 
     @classmethod
     def of(cls, rule: Rule, shape: ModelShape) -> "ScoreCost":
-        """Strided keys from the packed index beside a q8_0 cache, otherwise whole pages of keys."""
+        """What the index holds of a block; where there is none, whole pages of keys."""
         sparse, layout = rule.sparse, shape.layout
         if sparse is None:
             return cls(keys=0, dims=shape.head_dim, load_bytes=0)
         size = sparse.block_size
         if rule.scan_dims is not None:
             return cls(keys=size, dims=rule.scan_dims, load_bytes=size * rule.scan_dims * 2)
-        if sparse.selector == "window":
+        if sparse.selector in ("window", "random"):
             return cls(keys=0, dims=shape.head_dim, load_bytes=0)
+        if sparse.selector == "oracle":
+            load_bytes = size // BLOCK_SIZE * layout.v_offset
+            return cls(keys=size, dims=shape.head_dim, load_bytes=load_bytes)
         coarse = coarse_positions(1, block_size=size, num_probes=sparse.num_probes)[0]
         index = selector_index(sparse, layout)
-        if isinstance(index, AnchorLayout):
+        if isinstance(index, (AnchorLayout, VectorLayout)):
             pages = size // BLOCK_SIZE
+            vectors = index.vectors if isinstance(index, AnchorLayout) else index.entries
             load_bytes = pages * index.record_bytes // LANES
-            return cls(keys=pages * index.vectors, dims=shape.head_dim, load_bytes=load_bytes)
+            return cls(keys=pages * vectors, dims=shape.head_dim, load_bytes=load_bytes)
         if index is not None:
             load_bytes = index.record_bytes // LANES
             return cls(

@@ -77,6 +77,6 @@ def int_dot(a: AnyArray, b: AnyArray) -> F32:
     left: AnyArray = a.astype(carrier)
     right: AnyArray = b.astype(carrier)
     step = max(1, min(ONE_THREAD_MATRIX, ONE_THREAD_PRODUCT // len(a)) // a.shape[1])
-    columns = [left @ right[first : first + step].T for first in range(0, len(b), step)]
+    columns = [left @ right[first : first + step].T for first in range(0, max(1, len(b)), step)]
     product: AnyArray = np.concatenate(columns, axis=1)
     return product.astype(np.float32)

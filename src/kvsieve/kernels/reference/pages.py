@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 
 from kvsieve.kernels.backend import Segment
-from kvsieve.kernels.layout import GROUP, LANES, NUM_BANDS, AnchorLayout, IndexLayout, PageLayout
+from kvsieve.kernels.layout import (
+    GROUP,
+    LANES,
+    NUM_BANDS,
+    AnchorLayout,
+    IndexLayout,
+    PageLayout,
+    VectorLayout,
+)
 from kvsieve.kernels.reference.quantize import Rows, quantize_rows
 from kvsieve.types import BLOCK_SIZE, F32, I32, I64, U8, AnyArray, CacheType
 
@@ -209,7 +217,7 @@ def _scale_view(page: U8, offset: int, cache_type: CacheType, head_dim: int) -> 
     return _view(page, offset, np.float32, (groups, BLOCK_SIZE))
 
 
-def index_views(records: U8, layout: IndexLayout) -> tuple[U8, F32]:
+def index_views(records: U8, layout: IndexLayout | VectorLayout) -> tuple[U8, F32]:
     """Codes ``u8 [..., entries, D/4, 16, 4]`` and scales ``f32 [..., entries, 16]`` of records."""
     shape = (layout.entries, layout.head_dim // 4, LANES, 4)
     codes = _view(records, 0, np.uint8, shape)

@@ -4,12 +4,13 @@
 """
 
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 
 from kvsieve.errors import ConfigError, ShapeError
 from kvsieve.kernels.backend import BlockLists, Segment, SparsePlan
-from kvsieve.kernels.layout import AnchorLayout
+from kvsieve.kernels.layout import AnchorLayout, VectorRule
 from kvsieve.kernels.reference.anchors import (
     complete_index,
     merge_shares,
@@ -17,6 +18,7 @@ from kvsieve.kernels.reference.anchors import (
     shares,
 )
 from kvsieve.kernels.reference.attention import listed_blocks
+from kvsieve.kernels.reference.controls import random_scores, true_masses
 from kvsieve.kernels.reference.logits import fold_queries, logits
 from kvsieve.kernels.reference.pages import block_positions, read_keys, tiles
 from kvsieve.kernels.reference.quantize import Rows
@@ -38,6 +40,7 @@ from kvsieve.kernels.reference.selection import (
     score_probes,
 )
 from kvsieve.kernels.reference.two_levels import coarse_positions, keep_candidates
+from kvsieve.kernels.reference.vectors import complete_vectors, segment_scores
 from kvsieve.types import BLOCK_SIZE, F32, I32, I64
 
 
@@ -54,8 +57,21 @@ class _Scorer:
     def num_kv_heads(self) -> int:
         return int(self.segment.pages.shape[2])
 
+    @property
+    def group_size(self) -> int:
+        return int(self.q.values.shape[1]) // self.num_kv_heads
+
     def scores(self, kv_head: int, rows: slice, *, num_tokens: int) -> F32:
         """Scores of the blocks of the first `num_tokens` tokens: f32 ``[rows * G, Nb]``."""
+        if self.plan.selector in get_args(VectorRule):
+            return segment_scores(
+                self.segment,
+                self.layer,
+                kv_head,
+                q=self._group_queries(kv_head, rows),
+                num_tokens=num_tokens,
+                block_size=self.plan.block_size,
+            )
         positions, offsets = probe_positions(
             num_tokens, block_size=self.plan.block_size, num_probes=self.plan.num_probes
         )
@@ -74,44 +90,77 @@ class _Scorer:
         """Logits of the group's heads: f32 ``[rows * G, positions]``."""
         blocks = np.arange(count_blocks(int(positions[-1]) + 1), dtype=np.int32)
         keys = read_keys(self.segment, self.layer, kv_head, blocks).take(positions)
-        group = self.q.values.shape[1] // self.num_kv_heads
+        return logits(self._group_queries(kv_head, rows), keys)
+
+    def _group_queries(self, kv_head: int, rows: slice) -> Rows:
+        """Queries of the heads that read a KV head: Rows ``[rows * G, D]``."""
+        group = self.group_size
         heads = slice(kv_head * group, (kv_head + 1) * group)
-        return logits(self.q.take((rows, heads)).flat(), keys)
+        return self.q.take((rows, heads)).flat()
 
     def shares(self, kv_head: int, rows: slice) -> F32:
         """Estimated shares of rows of one block: f32 ``[G * rows, Ns]``, head by head."""
-        group = self.q.values.shape[1] // self.num_kv_heads
+        group = range(kv_head * self.group_size, (kv_head + 1) * self.group_size)
+        return shares(self._masses(group, rows)[0], self.plan.block_size)
+
+    def _masses(self, heads: range, rows: slice) -> tuple[F32, F32]:
+        """Masses per block of 32 and their units (`anchors.block_masses`), head by head."""
+        kv_head = heads.start // self.group_size
         positions = self.segment.start + np.arange(rows.start, rows.stop, dtype=np.int64)
+        # The only block of a short context counts exactly, as the two newest of any do.
+        is_true = self.plan.selector == "oracle" or positions[0] < BLOCK_SIZE
+        masses_of = true_masses if is_true else segment_masses
         found = [
-            segment_masses(
+            masses_of(
                 self.segment,
                 self.layer,
                 kv_head,
                 q=self.q.take((rows, slice(head, head + 1))).flat(),
                 positions=positions,
             )
-            for head in range(kv_head * group, (kv_head + 1) * group)
+            for head in heads
         ]
-        masses = np.concatenate([mass for mass, _ in found])
-        return shares(masses, self.plan.block_size)
+        masses, tops = zip(*found, strict=True)
+        return np.concatenate(masses), np.concatenate(tops)
 
     def refined(self) -> list[Refined]:
         """Masses of a decoded token, one result per list."""
-        num_q_heads = self.q.values.shape[1]
-        step = num_q_heads // self.num_kv_heads if self.plan.share == "group" else 1
-        lists = [range(head, head + step) for head in range(0, num_q_heads, step)]
+        step = self.group_size if self.plan.share == "group" else 1
+        lists = [range(head, head + step) for head in range(0, self.q.values.shape[1], step)]
+        if self.plan.selector == "oracle":
+            return [self._true(heads) for heads in lists]
         return [
             refine(self.segment, self.layer, self.plan, q=self.q, heads=heads) for heads in lists
         ]
+
+    def _true(self, heads: range) -> Refined:
+        """What needs no refinement."""
+        masses, tops = self._masses(heads, slice(0, 1))
+        rows = shares(masses, self.plan.block_size)
+        merged = merge_shares(rows, is_mean=self.plan.mass > 0)
+        return Refined(shares=merged, masses=masses, tops=tops)
 
     def decode_scores(self) -> F32:
         """Scores of the only row, per query head: f32 ``[Hq, Nb]``."""
         num_tokens = self.segment.start + 1
         kv_heads = range(self.num_kv_heads)
-        if self.plan.selector == "anchors":
+        if self.plan.by_shares:
             return np.concatenate([self.shares(head, slice(0, 1)) for head in kv_heads])
+        if self.plan.selector == "random":
+            q_heads = range(self.q.values.shape[1])
+            return np.stack([self.drawn(head, num_tokens - 1) for head in q_heads])
         scores = [self.scores(head, slice(0, 1), num_tokens=num_tokens) for head in kv_heads]
         return np.concatenate(scores)
+
+    def drawn(self, head: int, position: int) -> F32:
+        """Random numbers for the blocks up to a position's own, drawn for a query head."""
+        return random_scores(
+            seed=self.plan.seed,
+            layer=self.layer,
+            head=head,
+            position=position,
+            num_blocks=count_blocks(position + 1, self.plan.block_size),
+        )
 
     def select_decode(self) -> BlockLists:
         """One list per query head, or per KV head with ``share="group"``."""
@@ -141,13 +190,15 @@ class _Scorer:
         if plan.selector == "window":  # nothing to score
             num_lists = self.num_kv_heads if plan.share == "group" else self.q.values.shape[1]
             return np.zeros((num_lists, num_blocks), np.float32)
-        if plan.selector == "anchors":
+        if plan.by_shares:
             return np.stack([one.shares for one in self.refined()])
         num_full = num_tokens // plan.block_size
         scores = self.decode_scores()
         # The heads that choose together: a group, or each on its own.
         lists = self.num_kv_heads if plan.share == "group" else len(scores)
         scores = scores.reshape(lists, -1, scores.shape[1])
+        if plan.selector == "random":  # for the first head of a group
+            return scores[:, 0]
         if plan.selector == "even" and num_full:
             coarse = [self.coarse(head, num_full=num_full) for head in range(self.num_kv_heads)]
             scores = keep_candidates(
@@ -175,7 +226,10 @@ class _Scorer:
             return causal_blocks(tile)
         if plan.selector == "window":
             chosen = pick_window(own + 1, plan.k)
-        elif plan.selector == "anchors":
+        elif plan.selector == "random":
+            first = tile * BLOCK_SIZE
+            chosen = pick_prefill(self.drawn(kv_head * self.group_size, first)[:own], plan.k)
+        elif plan.by_shares:
             merged = merge_shares(self.shares(kv_head, rows), is_mean=plan.mass > 0)
             if plan.mass:
                 chosen = self._pick_mass(merged, (own, own - 1, 0))
@@ -191,8 +245,8 @@ class _Scorer:
 
 
 def score_blocks(segment: Segment, layer: int, q: F32, *, scale: float) -> F32:
-    """Scores of a decoded token, its own key included: probe scores, or with anchors shares by
-    estimate alone.
+    """Scores of a decoded token, its own key included: by the selector's rule; with anchors shares
+    by estimate alone.
 
     Parameters
     ----------
@@ -240,6 +294,7 @@ def select(segment: Segment, layer: int, q: F32, *, scale: float) -> BlockLists 
         return None
     q_rows = fold_queries(q, segment.layout.k_type, scale=scale)
     complete_index(segment, layer, q_rows)
+    complete_vectors(segment, layer)
     if layer in plan.exact_layers:
         return None
     plan = plan.of_layer(layer)
@@ -256,8 +311,10 @@ def select(segment: Segment, layer: int, q: F32, *, scale: float) -> BlockLists 
 
 def choose(segment: Segment, layer: int, q: F32, *, scale: float) -> BlockLists | None:
     """`select` of a step on its way through the layers: the index grows in exact steps too."""
-    if segment.sparse is None and isinstance(segment.index_layout, AnchorLayout):
-        complete_index(segment, layer, fold_queries(q, segment.layout.k_type, scale=scale))
+    if segment.sparse is None:
+        if isinstance(segment.index_layout, AnchorLayout):
+            complete_index(segment, layer, fold_queries(q, segment.layout.k_type, scale=scale))
+        complete_vectors(segment, layer)
     return select(segment, layer, q, scale=scale)
 
 
@@ -270,7 +327,7 @@ def kept_mass(
     tiles, and selectors without masses. 1 where everything is read.
     """
     plan = segment.sparse
-    if plan is None or segment.is_prefill or plan.selector != "anchors":
+    if plan is None or segment.is_prefill or not plan.by_shares:
         return None
     num_q_heads = q.shape[1]
     if lists is None:
