@@ -15,6 +15,7 @@
 #include <stdexcept>
 
 #include "kvsieve/layer.h"
+#include "names.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -39,50 +40,6 @@ std::vector<std::tuple<std::string, bool>> isa_list() {
   std::vector<std::tuple<std::string, bool>> result;
   for (int i = 0; i < count; i++) result.emplace_back(list[i].name, list[i].supported);
   return result;
-}
-
-kvsieve::SourceFormat source_format(const std::string& name) {
-  if (name == "f32") return kvsieve::SourceFormat::f32;
-  if (name == "q4_0") return kvsieve::SourceFormat::q4_0;
-  if (name == "q4_1") return kvsieve::SourceFormat::q4_1;
-  if (name == "q8_0") return kvsieve::SourceFormat::q8_0;
-  throw std::invalid_argument("unknown source format: " + name);
-}
-
-kvsieve::WeightKind weight_kind(const std::string& name) {
-  if (name == "f32") return kvsieve::WeightKind::f32;
-  if (name == "q4") return kvsieve::WeightKind::q4;
-  if (name == "q8") return kvsieve::WeightKind::q8;
-  throw std::invalid_argument("unknown weight kind: " + name);
-}
-
-kvsieve::CacheType cache_type(const std::string& name) {
-  if (name == "f32") return kvsieve::CacheType::f32;
-  if (name == "f16") return kvsieve::CacheType::f16;
-  if (name == "q8_0") return kvsieve::CacheType::q8;
-  if (name == "q4_0") return kvsieve::CacheType::q4;
-  throw std::invalid_argument("unknown cache type: " + name);
-}
-
-kvsieve::Selector selector(const std::string& name) {
-  if (name == "probe") return kvsieve::Selector::probe;
-  if (name == "even") return kvsieve::Selector::even;
-  if (name == "anchors") return kvsieve::Selector::anchors;
-  if (name == "window") return kvsieve::Selector::window;
-  if (name == "minmax") return kvsieve::Selector::minmax;
-  if (name == "mean") return kvsieve::Selector::mean;
-  if (name == "meanstd") return kvsieve::Selector::meanstd;
-  if (name == "oracle") return kvsieve::Selector::oracle;
-  if (name == "random") return kvsieve::Selector::random;
-  throw std::invalid_argument("unknown selector: " + name);
-}
-
-kvsieve::VectorRule vector_rule(const std::string& name) {
-  if (name == "none") return kvsieve::VectorRule::none;
-  if (name == "minmax") return kvsieve::VectorRule::minmax;
-  if (name == "mean") return kvsieve::VectorRule::mean;
-  if (name == "meanstd") return kvsieve::VectorRule::meanstd;
-  throw std::invalid_argument("unknown rule: " + name);
 }
 
 // Steps and layers point into arrays; these keep the arrays alive.
@@ -148,15 +105,15 @@ void add_segment(PyStep& self, const nb::dict& fields) {
   s.q_len = integer("q_len");
   s.is_prefill = flag("is_prefill");
   s.is_sparse = flag("is_sparse");
-  s.layout = {cache_type(nb::cast<std::string>(fields["k_type"])),
-              cache_type(nb::cast<std::string>(fields["v_type"])),
+  s.layout = {kvsieve::bind::cache_type(nb::cast<std::string>(fields["k_type"])),
+              kvsieve::bind::cache_type(nb::cast<std::string>(fields["v_type"])),
               integer("head_dim"),
               static_cast<size_t>(number("k_scale_offset")),
               static_cast<size_t>(number("v_offset")),
               static_cast<size_t>(number("v_scale_offset")),
               static_cast<size_t>(number("page_bytes"))};
   if (s.is_sparse)
-    s.plan = {selector(nb::cast<std::string>(fields["selector"])),
+    s.plan = {kvsieve::bind::selector(nb::cast<std::string>(fields["selector"])),
               integer("k"),
               integer("block_size"),
               integer("num_probes"),
@@ -179,7 +136,7 @@ void add_segment(PyStep& self, const nb::dict& fields) {
     s.index_step = integer("index_step");
     s.index_entries = integer("index_entries");
     s.index_is_anchors = flag("index_is_anchors");
-    s.index_rule = vector_rule(nb::cast<std::string>(fields["index_rule"]));
+    s.index_rule = kvsieve::bind::vector_rule(nb::cast<std::string>(fields["index_rule"]));
   }
   s.importance = array.operator()<int64_t>("importance");
   s.importance_tokens = static_cast<size_t>(number("importance_tokens"));
@@ -248,8 +205,8 @@ NB_MODULE(_native, m) {
           "__init__",
           [](kvsieve::Weight* self, const std::string& format, int rows, int cols,
              const std::string& kind, std::shared_ptr<kvsieve::Arena> arena) {
-            new (self) kvsieve::Weight(source_format(format), rows, cols, weight_kind(kind),
-                                       std::move(arena));
+            new (self) kvsieve::Weight(kvsieve::bind::source_format(format), rows, cols,
+                                       kvsieve::bind::weight_kind(kind), std::move(arena));
           },
           "format"_a, "rows"_a, "cols"_a, "kind"_a, "arena"_a)
       .def(

@@ -358,8 +358,8 @@ bool Engine::score(Step& step, HeadShape shape, int layer, float* q, float scale
     worker.share(shape.num_q_heads, 1, [&](int64_t head) {
       const int h = static_cast<int>(head);
       if (s.plan.selector == Selector::random)
-        return Selection::draw(s.plan, layer, h, s.end() - 1,
-                               (s.end() - 1) / s.plan.block_size + 1, out + head * stride);
+        return Selection::draw(s.plan, layer, h, s.end() - 1, (s.end() - 1) / s.plan.block_size + 1,
+                               out + head * stride);
       selection_.score(s, layer, h / shape.group_size(), queries_.view(s, 0, h, true), 1, s.end(),
                        out + head * stride, stride, worker.id());
     });

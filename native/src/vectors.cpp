@@ -87,8 +87,8 @@ VectorQueries Vectors::fold(const Segment& s, const Queries& q, int rows, int th
 }
 
 void Vectors::score(const Segment& s, int layer, int kv_head, const Queries& q,
-                    const VectorQueries& vectors, int rows, int n, int group, int ahead,
-                    float* out, int stride) const {
+                    const VectorQueries& vectors, int rows, int n, int group, int ahead, float* out,
+                    int stride) const {
   const int per_block = s.plan.block_size / kBlock, full = n / kBlock;
   const int begin = group * kIndexLanes * per_block;  // blocks of 32
   const int end = std::min(begin + kIndexLanes * per_block, full);

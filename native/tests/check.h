@@ -79,6 +79,7 @@ bool check_append(Pair kernels);
 bool check_fold_query(Pair kernels);
 bool check_page_logits(Pair kernels);
 bool check_index_scores(Pair kernels);
+bool check_vector_scores(Pair kernels);
 bool check_anchor_logits(Pair kernels);
 bool check_block_masses(Pair kernels);
 bool check_exact_masses(Pair kernels);

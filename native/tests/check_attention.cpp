@@ -181,6 +181,40 @@ bool check_index_scores(Pair kernels) {
   return check.report(kernels.got.name);
 }
 
+bool check_vector_scores(Pair kernels) {
+  Check check("vector_scores");
+  Random random(14);
+  for (int d : kHeadDims)
+    for (int vectors = 1; vectors <= kVectors; vectors++)
+      for (int rows = 1; rows <= kMaxRows; rows++) {
+        const size_t bytes = static_cast<size_t>(vectors) * d * kIndexLanes;
+        auto record = random.bytes(bytes + static_cast<size_t>(vectors) * kIndexLanes * 4);
+        for (int i = 0; i < vectors * kIndexLanes; i++) {
+          // Unwritten lanes are read too, here as NaN.
+          const float scale =
+              i % kIndexLanes == 15 ? std::bit_cast<float>(0x7fc00000u) : random.positive();
+          std::memcpy(record.data() + bytes + 4 * i, &scale, 4);
+        }
+        // The largest magnitudes of one sign, as bounds meet them, and any others.
+        std::vector<int8_t> codes(static_cast<size_t>(vectors) * kMaxRows * d);
+        for (int8_t& code : codes)
+          code = static_cast<int8_t>(rows % 2 ? 127 : random.below(255) - 127);
+        std::vector<int32_t> offsets(vectors * kMaxRows);
+        for (int32_t& offset : offsets) offset = -128 * random.below(127 * d);
+        const auto scales = random.floats(rows);
+        const VectorQueries q{codes.data(), offsets.data(), scales.data(), 1};
+        std::vector<float> got(rows * 20, 7), expected(got);
+        kernels.got.vector_scores(record.data(), record.data(), vectors, d, q, rows, got.data(),
+                                  20);
+        kernels.expected.vector_scores(record.data(), record.data(), vectors, d, q, rows,
+                                       expected.data(), 20);
+        for (int r = 0; r < rows; r++)
+          check.same(&got[r * 20], &expected[r * 20], 15,
+                     name("head_dim", d) + name(", vectors", vectors) + name(", rows", rows));
+      }
+  return check.report(kernels.got.name);
+}
+
 bool check_anchor_logits(Pair kernels) {
   Check check("anchor_logits");
   Random random(11);

@@ -46,9 +46,14 @@ def test_importance_is_recorded_only_for_who_reads_it(
         ({"dense_tail": -1}, "dense_tail: expected an integer of at least 0"),
         (
             {"selector": "best"},
-            "selector: expected one of probe, even, anchors, window, got 'best'",
+            "selector: expected one of probe, even, anchors, minmax, mean, meanstd, window, "
+            "oracle, random, got 'best'",
         ),
         ({"share": "layer"}, "share: expected one of head, group"),
+        ({"seed": -1, "selector": "random"}, "seed: expected an integer of at least 0, got -1"),
+        ({"seed": 1}, "seed: expected selector random, got probe"),
+        ({"mass": 0.9, "selector": "minmax"}, "mass: expected selector anchors, .* got minmax"),
+        ({"warn_mass": 0.5, "selector": "mean"}, "warn_mass: expected selector anchors, .* mean"),
         ({"phase": "never"}, "phase: expected one of both, prefill, decode"),
     ],
 )

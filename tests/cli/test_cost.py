@@ -152,7 +152,7 @@ def test_measured_beside_predicted(run: Run, monkeypatch: pytest.MonkeyPatch) ->
         (["--context", "0"], "--context: expected 1 token or more"),
         (["--context", "99999999"], "[ledger] context: expected 1 to 1,048,576"),
         (["--context", "1,x"], "--context: expected numbers separated by commas"),
-        (["--selector", "best"], "--selector: expected one of probe, even, anchors, window,"),
+        (["--selector", "best"], "--selector: expected one of probe, even, anchors, minmax,"),
         (["--selector", "none"], "--selector: expected none only with a --window"),
         (["--selector", "none", "--window", "5", "--k", "3"], "--selector: expected none only"),
         (["--index-dims", "8"], "--index-dims: expected --selector scan beside it"),

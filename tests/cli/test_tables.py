@@ -102,6 +102,9 @@ def test_info_counts_bytes_per_token(on_tiny: Run) -> None:
     assert facts["cache"]["even_index_bytes_per_token"] == 0
     # Of each block 2 keys and a mean with their scales, and 4 spreads, whatever the keys' type.
     assert facts["cache"]["anchors_index_bytes_per_token"] == 2 * (3 * (32 + 4) + 16) // 32
+    vectors = {"minmax": 2, "mean": 1, "meanstd": 2}
+    for name, count in vectors.items():
+        assert facts["cache"][f"{name}_index_bytes_per_token"] == 2 * count * (32 + 4) // 32
     assert facts["cache"]["importance_bytes_per_token"] == 16
     q8 = json.loads(on_tiny("info", "--json").out)["cache"]
     assert q8["bytes_per_token"] == 2 * 2 * (32 + 4)

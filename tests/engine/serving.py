@@ -26,7 +26,15 @@ MODES = {
     "exact": None,
     "probe": SparseAttention(k=3, dense_tail=32),
     "even": SparseAttention(k=2, selector="even", share="group", dense_tail=0),
+    "anchors": SparseAttention(k=4, selector="anchors", dense_tail=0),
+    "minmax": SparseAttention(k=4, selector="minmax", dense_tail=32),
+    "mean": SparseAttention(k=2, block_size=64, selector="mean", dense_tail=0),
+    "meanstd": SparseAttention(k=4, selector="meanstd", share="group", dense_tail=0),
+    "window": SparseAttention(k=2, selector="window", dense_tail=0),
+    "oracle": SparseAttention(k=4, selector="oracle", share="group", dense_tail=0),
+    "random": SparseAttention(k=4, selector="random", seed=7, dense_tail=32),
 }
+"""Exact, and every selector; each with another setting of the rest."""
 
 PATIENCE = 120.0
 """Seconds after which a test gives up waiting; no test measures time."""
