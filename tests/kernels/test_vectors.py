@@ -88,7 +88,8 @@ def test_bounds_are_rounded_alike_however_small_the_keys_are() -> None:
 def test_a_decoded_token_reads_the_same_blocks(isa: str, selector: str, share: str) -> None:
     native, reference = NativeBackend(isa=isa, threads=2), ReferenceBackend()
     # 2 blocks and one token; open, full and just begun blocks; 17 blocks and more fill a group.
-    for num_tokens in (65, 96, 97, 128, 333, 545, 577):
+    # The oracle's arithmetic is slow.
+    for num_tokens in (65, 97, 577) if selector == "oracle" else (65, 96, 97, 128, 333, 545, 577):
         context = Chosen(selector, num_tokens, seed=num_tokens).fill(native)
         for k, size in ((1, 32), (2, 32), (3, 64), (5, 32), (4, 96), (100, 32)):
             segment, q = context.decode(context.sparse(k=k, share=share, block_size=size))
