@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kvsieve.attention.config import SparseAttention
 from tests.cli.conftest import Run
 
 SMALL = ["--length", "250", "--queries", "4", "--sparse-attn", "--sparse-k", "3"]
@@ -111,7 +112,8 @@ def test_layers_that_are_named_go_before_a_profile(on_tiny: Run, profile: Path) 
 
 def test_bench_and_eval_take_it_and_spell_it_in_their_rows(on_tiny: Run, profile: Path) -> None:
     exact = json.loads(profile.read_text())["exact_layers"][0]
-    label = f"sparse:k=3,exact={exact},layerk={1 - exact}:6"
+    selector = f"selector={SparseAttention().selector}"
+    label = f"sparse:k=3,{selector},exact={exact},layerk={1 - exact}:6"
     sparse = ["--sparse-attn", "--sparse-k", "3", "-o", "json"]
     for command in (
         ["bench", "-d", "250", "-n", "2", "-r", "1"],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvsieve.attention.config import SparseAttention
 from tests.cli.conftest import Run
 from tests.tiny_model import write_tiny_gguf
 
@@ -18,6 +19,7 @@ BENCH_COLUMNS = [
     "test", "attn", "cache_type", "threads", "ms", "ms_stddev", "tokens_per_second",
     "attention_ms", "select_ms", "dense_ms", "density",
 ]  # fmt: skip
+SELECTOR = f"selector={SparseAttention().selector}"
 ARMS = ["--attn", "exact", "--attn", "sparse:k=4,tail=0"]
 
 
@@ -37,7 +39,10 @@ def test_passkey_without_settings_compares_exact_and_the_sparse_options(on_tiny:
     common = ["eval", "passkey", "--lengths", "300", "--depths", "0.5", "-o", "csv"]
     for options, labels in (
         (["--skip-exact"], ["exact"]),
-        (["--sparse-attn", "--sparse-k", "5"], ["exact", "sparse:k=5", "sparse:k=5"]),
+        (
+            ["--sparse-attn", "--sparse-k", "5"],
+            ["exact", f"sparse:k=5,{SELECTOR}", f"sparse:k=5,{SELECTOR}"],
+        ),
     ):
         rows = list(csv.DictReader(io.StringIO(on_tiny(*common, *options).out)))
         assert [row["attn"] for row in rows] == labels

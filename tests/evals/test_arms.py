@@ -68,4 +68,5 @@ def test_a_spelled_setting_reads_back(sparse: SparseAttention | None) -> None:
 
 
 def test_spelling_names_k_and_what_differs() -> None:
-    assert Arm.of(SparseAttention(share="group")).label == "sparse:k=32,share=group"
+    spelled = Arm.of(SparseAttention(share="group", selector="probe")).label
+    assert spelled == "sparse:k=32,selector=probe,share=group"

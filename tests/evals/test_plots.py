@@ -1,6 +1,13 @@
 import pytest
 
-from kvsieve.evals.plots import budget, family, heat_map, mass_by_bytes, speed_by_length
+from kvsieve.evals.plots import (
+    budget,
+    divergence_by_budget,
+    family,
+    heat_map,
+    mass_by_bytes,
+    speed_by_length,
+)
 
 pytest.importorskip("matplotlib")
 
@@ -54,6 +61,25 @@ def test_a_line_per_family_by_rising_budget() -> None:
     # 17 bytes a token of 1,024 to choose.
     assert lines["even"].get_xdata().tolist() == [25.0, 33.0, 49.0]
     assert lines["even"].get_ydata().tolist() == [0.08, 0.16, 0.32]
+
+
+def test_a_family_looks_the_same_in_every_panel_and_the_axis_has_numbers() -> None:
+    rows = [
+        {"attn": f"sparse:k={k},selector={selector}", "setting": setting, "text": "natural:x:0",
+         "length": 1024, "kl": kl}
+        for k, kl in ((8, 0.03), (16, 0.004))
+        for selector, setting in (("anchors", "B"), ("even", "B"), ("even", "C"))
+    ]  # fmt: skip
+    figure = divergence_by_budget(rows)
+    both, alone = figure.axes
+    colours = {line.get_label(): line.get_color() for line in both.lines}
+    assert colours["even"] != colours["anchors"]
+    assert {line.get_color() for line in alone.lines if line.get_label() == "even"} == {
+        colours["even"]
+    }
+    ticks = [label.get_text() for label in both.get_yticklabels()]
+    assert ticks == ["0.002", "0.005", "0.01", "0.02", "0.05"]
+    assert both.get_ylim() == pytest.approx((0.002, 0.05))
 
 
 def test_speed_is_in_tokens_per_second() -> None:

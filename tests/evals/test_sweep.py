@@ -35,8 +35,8 @@ def test_the_grid_is_every_selector_with_every_budget_beside_exact() -> None:
         "exact",
         "sparse:k=4,selector=even,share=group",
         "sparse:k=8,selector=even,share=group",
-        "sparse:k=4,share=group",
-        "sparse:k=8,share=group",
+        "sparse:k=4,selector=probe,share=group",
+        "sparse:k=8,selector=probe,share=group",
     ]
     with pytest.raises(ConfigError, match="selector"):
         grid_arms(["best"], [4], sparse=SparseAttention())

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
-from kvsieve.cli.options import ModelOptions, integer, numbers, option
+from kvsieve.cli.options import ModelOptions, at_least, integer, numbers, option, rows_format
 from kvsieve.cli.profiles import profiled_arms
 from kvsieve.cli.progress import StatusBar
 from kvsieve.cli.sparse_options import ArmOptions, SparseOptions
@@ -38,18 +38,14 @@ class BenchOptions:
         int,
         integer("-r", "--repetitions", panel=_RUN, help="Rounds; medians are reported."),
     ] = 5
-    output: Annotated[
-        str,
-        option("-o", "--output", panel=_RUN, metavar="FORMAT", help="json, md or csv."),
-    ] = "md"
+    output: Annotated[str, rows_format(_RUN)] = "md"
 
     def __post_init__(self) -> None:
         check_format(self.output)
         if min(numbers("-d/--depths", self.depths, int)) < 1:
             raise ConfigError(f"-d/--depths: expected 1 token or more, got {self.depths}")
-        for name, value in (("-n/--predict", self.predict), ("-r/--repetitions", self.rounds)):
-            if value < 1:
-                raise ConfigError(f"{name}: expected at least 1, got {value}")
+        at_least("-n/--predict", self.predict)
+        at_least("-r/--repetitions", self.rounds)
 
 
 @grouped

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from kvsieve.attention.config import SparseAttention
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
-from kvsieve.cli.options import ModelOptions, integer, option, real
+from kvsieve.cli.options import ModelOptions, at_least, integer, option, real
 from kvsieve.cli.progress import StatusBar
 from kvsieve.cli.sparse_options import SparseOptions
 from kvsieve.errors import ConfigError
@@ -49,9 +49,8 @@ class CalibrateOptions:
     ] = 0.2
 
     def __post_init__(self) -> None:
-        for name, value in (("--length", self.length), ("--queries", self.queries)):
-            if value < 1:
-                raise ConfigError(f"{name}: expected at least 1, got {value}")
+        at_least("--length", self.length)
+        at_least("--queries", self.queries)
         for name, share in (("--min-mass", self.min_mass), ("--max-exact", self.max_exact)):
             if not 0 <= share <= 1:
                 raise ConfigError(f"{name}: expected 0 to 1, got {share}")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from kvsieve.attention.config import SelectorName, SparseAttention
 from kvsieve.cli.model_source import PANEL, ModelSource
-from kvsieve.cli.options import integer, numbers, option, real
+from kvsieve.cli.options import at_least, integer, numbers, option, real
 from kvsieve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -326,7 +326,6 @@ class CostOutput:
             value = getattr(self, name)
             if value is not None and not self.measure:
                 raise ConfigError(f"{flag}: expected --measure beside it, without which it is idle")
-            if value is not None and value < 1:
-                raise ConfigError(f"{flag}: expected at least 1, got {value}")
+            at_least(flag, value)
         if self.measure and (self.explain or self.as_json):
             raise ConfigError("--measure: expected no --explain or --json beside it, got both")

@@ -41,6 +41,11 @@ def real(*names: str, help: str, panel: str, **more: Any) -> Any:
     return option(*names, help=help, panel=panel, **{"metavar": "X", "parser": _real, **more})
 
 
+def rows_format(panel: str) -> Any:
+    """The option that says how rows are printed."""
+    return option("-o", "--output", panel=panel, metavar="FORMAT", help="json, md or csv.")
+
+
 def numbers(name: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
     """Read ``1,2,3``; ConfigError names the option and the part that is no number."""
     values = []
@@ -58,3 +63,9 @@ def one_of(names: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise ConfigError unless the option's value is one of `choices`."""
     if value not in choices:
         raise ConfigError(f"{names}: expected one of {', '.join(choices)}, got {value!r}")
+
+
+def at_least(name: str, value: int | None, minimum: int = 1) -> None:
+    """Raise ConfigError for a number that is given and under `minimum`."""
+    if value is not None and value < minimum:
+        raise ConfigError(f"{name}: expected at least {minimum}, got {value}")

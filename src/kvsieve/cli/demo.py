@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvsieve.attention.config import SparseAttention
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
 from kvsieve.cli.options import ModelOptions, integer, real
@@ -61,7 +60,7 @@ def demo(options: DemoOptions, model: ModelOptions) -> None:
 
     began = perf_counter()
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
-    arms = [Arm.of(None), *(Arm.of(SparseAttention(k=k)) for k in BUDGETS)]
+    arms = [Arm.of(None), *(Arm.parse(f"sparse:k={k}") for k in BUDGETS)]
     with StatusBar() as bar, open_model(model, bar=bar) as llm:
         check_room(llm, task="demo", length=options.length, reply_tokens=REPLY_TOKENS)
         prompt = passkey_prompt(

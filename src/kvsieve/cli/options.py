@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from kvsieve.cli.declare import integer, numbers, one_of, option, real
+from kvsieve.cli.declare import at_least, integer, numbers, one_of, option, real, rows_format
 from kvsieve.cli.model_source import PANEL, SourceOptions
 from kvsieve.errors import ConfigError
 from kvsieve.types import CACHE_TYPES, CacheType
@@ -11,10 +11,12 @@ from kvsieve.types import CACHE_TYPES, CacheType
 __all__ = [
     "ModelOptions",
     "SamplingOptions",
+    "at_least",
     "integer",
     "numbers",
     "option",
     "real",
+    "rows_format",
 ]
 
 BACKENDS = ("native", "reference")

@@ -76,14 +76,14 @@ class Arm:
 
     @classmethod
     def of(cls, sparse: SparseAttention | None) -> "Arm":
-        """Spell a setting: keys that differ from the defaults, and always k."""
+        """Spell a setting: keys that differ from the defaults, and always k and the selector."""
         if sparse is None:
             return cls(label="exact", sparse=None)
         default = SparseAttention()
         settings = ",".join(
             f"{key}={_spelled(getattr(sparse, field))}"
             for key, (field, _) in _KEYS.items()
-            if key == "k" or getattr(sparse, field) != getattr(default, field)
+            if key in ("k", "selector") or getattr(sparse, field) != getattr(default, field)
         )
         return cls(label=f"sparse:{settings}", sparse=sparse)
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from math import ceil, floor, log10
 from typing import Any
 
 from kvsieve.attention.config import SparseAttention
@@ -18,6 +19,7 @@ MARKERS = "osD^vPX*<>hd"
 
 LOST, FOUND = (0.76, 0.07, 0.12), (0.16, 0.55, 0.42)
 PANELS_ACROSS = 4
+MOST_TICKS = 9
 
 
 def family(attn: str) -> str:
@@ -75,8 +77,11 @@ def heat_map(rows: Sequence[Row]) -> Any:
 def mass_by_bytes(rows: Sequence[Row]) -> Any:
     """Kept mass against bytes read per token, layer and KV head: a line per selector over k."""
 
+    styles = _styles(rows)
+
     def draw(axis: Any, mine: Sequence[Row]) -> None:
-        for style, (_, line) in _lines(mine):
+        for name, line in _lines(mine):
+            style = styles[name]
             points = [(_kib_read(row), row) for row in line]
             axis.plot([x for x, _ in points], [row["kept_mass"] for _, row in points], **style)
             for x, row in points:
@@ -95,14 +100,20 @@ def mass_by_bytes(rows: Sequence[Row]) -> Any:
 def divergence_by_budget(rows: Sequence[Row]) -> Any:
     """Mean KL divergence from exact attention against k, a line per selector."""
 
+    styles = _styles(rows)
+    ticks, low, high = _readable_ticks([0.01, *(row["kl"] for row in rows)])
+
     def draw(axis: Any, mine: Sequence[Row]) -> None:
-        for style, (_, line) in _lines(mine):
-            axis.plot([budget(row["attn"]) for row in line], [row["kl"] for row in line], **style)
+        for name, line in _lines(mine):
+            kl = [row["kl"] for row in line]
+            axis.plot([budget(row["attn"]) for row in line], kl, **styles[name])
         budgets = sorted({budget(row["attn"]) for row in mine})
         axis.axhline(0.01, color="#999999", linewidth=1, linestyle="--")
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         axis.set_xticks(budgets, [str(k) for k in budgets])
+        axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_ylim(low, high)
         axis.minorticks_off()
         axis.set_xlabel("budget k, blocks of 32")
         axis.set_ylabel("mean KL from exact, nats (dashed: .01)")
@@ -157,13 +168,33 @@ def _small_multiples(rows: Sequence[Row], draw: Callable[[Any, Sequence[Row]], N
     return figure
 
 
-def _lines(rows: Sequence[Row]) -> list[tuple[dict[str, Any], tuple[str, list[Row]]]]:
-    """Families of sparse arms in a fixed order, each with its style and its rows by rising k."""
+def _lines(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Families of sparse arms in a fixed order, each with its rows by rising k."""
     families = _grouped(
         sorted(rows, key=lambda row: (family(row["attn"]), budget(row["attn"]))),
         lambda row: family(row["attn"]),
     )
-    return [(_style(i, name), (name, line)) for i, (name, line) in enumerate(families.items())]
+    return list(families.items())
+
+
+def _styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """How each family is drawn: the same in all panels of a figure, whoever is missing there."""
+    return {name: _style(i, name) for i, (name, _) in enumerate(_lines(rows))}
+
+
+def _readable_ticks(values: Sequence[float]) -> tuple[list[float], float, float]:
+    """1, 2 and 5 times powers of ten about the positive values, and the axis's ends.
+
+    Powers of ten alone, where the others would be too many.
+    """
+    positive = [value for value in values if value > 0]
+    first, last = floor(log10(min(positive))) - 1, ceil(log10(max(positive))) + 1
+    steps = [float(f"{digit}e{power}") for power in range(first, last + 1) for digit in (1, 2, 5)]
+    low = max(step for step in steps if step < min(positive))
+    high = min(step for step in steps if step > max(positive))
+    within = [step for step in steps if low <= step <= high]
+    tens = [step for step in within if f"{step:e}".startswith("1.0")]
+    return (within if len(within) <= MOST_TICKS else tens), low, high
 
 
 def _style(i: int, label: str) -> dict[str, Any]:

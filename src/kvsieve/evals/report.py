@@ -46,6 +46,7 @@ _PLOTS: dict[str, tuple[str, Callable[[Sequence[Row]], Any]]] = {
 }
 
 _NOTES = {
+    "passkey": "Right answers of those asked; blank: not asked.",
     "recall": "kept_mass: share of full attention's probability on the blocks read, mean over "
     "layers, query heads and decoded tokens; p5 its 5th percentile; oracle_mass: the best blocks "
     "of the same number. Points carry their budget k.",

@@ -90,6 +90,8 @@ def readable(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         size = abs(value)
+        if 0 < size < 0.01:
+            return f"{value:.2g}"
         digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 1 else 3
-        return f"{value:,.{digits}f}"
+        return f"{value + 0.0:,.{digits}f}"
     return str(value)

@@ -68,9 +68,15 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Everything that decides the row, the model and version aside."""
-        about = {**asdict(self), "trial": None, "attn": self.trial.arm.label}
-        return json.dumps({**about, "setting": self.trial.setting}, sort_keys=True)
+        """Everything that decides the row, the model and version aside: the defaults too."""
+        sparse = self.trial.arm.sparse
+        about = {
+            **asdict(self),
+            "trial": None,
+            "sparse": None if sparse is None else asdict(sparse),
+            "setting": self.trial.setting,
+        }
+        return json.dumps(about, sort_keys=True)
 
     @property
     def name(self) -> str:

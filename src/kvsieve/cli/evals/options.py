@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, get_args
 
-from kvsieve.cli.options import integer, numbers, option
+from kvsieve.cli.options import at_least, integer, numbers, option, rows_format
 from kvsieve.errors import ConfigError
 from kvsieve.evals.corpus import TEXT_KINDS
 from kvsieve.evals.results import check_format
@@ -41,8 +41,8 @@ def depths_of(text: str) -> list[float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalOptions:
-    """How settings are put to the test, and how rows are printed."""
+class SettingOptions:
+    """How settings are put to the test."""
 
     settings: Annotated[
         str,
@@ -63,13 +63,8 @@ class EvalOptions:
             "error, for it would compare exact with exact.",
         ),
     ] = False
-    output: Annotated[
-        str,
-        option("-o", "--output", panel=RUN, metavar="FORMAT", help="json, md or csv."),
-    ] = "md"
 
     def __post_init__(self) -> None:
-        check_format(self.output)
         names("--settings", self.settings, get_args(Setting))
 
     @property
@@ -79,8 +74,8 @@ class EvalOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuestionOptions(EvalOptions):
-    """Which questions are asked."""
+class AskedOptions(SettingOptions):
+    """Which questions are asked, and how often."""
 
     lengths: Annotated[
         str,
@@ -88,7 +83,7 @@ class QuestionOptions(EvalOptions):
             "--lengths",
             panel=RUN,
             metavar="N,N,...",
-            help="Prompt lengths in tokens; a prompt falls short by less than a sentence.",
+            help="Tokens of a text, or of a prompt, which falls short by less than a sentence.",
         ),
     ] = "2000,4000"
     depths: Annotated[
@@ -110,8 +105,7 @@ class QuestionOptions(EvalOptions):
         super().__post_init__()
         lengths_of(self.lengths)
         depths_of(self.depths)
-        if self.samples < 1:
-            raise ConfigError(f"--samples: expected at least 1, got {self.samples}")
+        at_least("--samples", self.samples)
 
     @property
     def seeds(self) -> list[int]:
@@ -120,9 +114,21 @@ class QuestionOptions(EvalOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassageOptions(EvalOptions):
-    """Which texts are read."""
+class QuestionOptions(AskedOptions):
+    """Questions, and how their rows are printed."""
 
+    output: Annotated[str, rows_format(RUN)] = "md"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_format(self.output)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassageOptions(SettingOptions):
+    """Which texts are read, and how rows are printed."""
+
+    output: Annotated[str, rows_format(RUN)] = "md"
     text: Annotated[
         str,
         option(
@@ -143,6 +149,7 @@ class PassageOptions(EvalOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_format(self.output)
         lengths_of(self.lengths)
         names("--text", self.text, TEXT_KINDS)
 
@@ -168,8 +175,7 @@ class RecallOptions(PassageOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         names("--by", self.by, ("all", "layer", "head"))
-        if self.queries < 1:
-            raise ConfigError(f"--queries: expected at least 1, got {self.queries}")
+        at_least("--queries", self.queries)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,8 +189,7 @@ class DivergenceOptions(PassageOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.positions < 2:
-            raise ConfigError(f"--positions: expected at least 2, got {self.positions}")
+        at_least("--positions", self.positions, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,8 +213,7 @@ class PerplexityOptions(PassageOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         names("--settings", self.settings, ("C",))
-        if self.start is not None and self.start < 0:
-            raise ConfigError(f"--start: expected 0 or more, got {self.start}")
+        at_least("--start", self.start, 0)
 
     def first_of(self, length: int) -> int:
         """First position that counts in a text of `length` tokens."""

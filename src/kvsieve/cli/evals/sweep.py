@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from kvsieve.attention.config import SparseAttention
-from kvsieve.cli.evals.options import RUN, EvalOptions, depths_of, lengths_of, names
+from kvsieve.cli.evals.options import RUN, AskedOptions, depths_of, lengths_of, names
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
-from kvsieve.cli.options import ModelOptions, integer, numbers, option
+from kvsieve.cli.options import ModelOptions, at_least, integer, numbers, option
 from kvsieve.cli.progress import StatusBar
 from kvsieve.cli.sparse_options import ArmOptions, SparseOptions
 from kvsieve.errors import ConfigError
@@ -23,7 +23,7 @@ _GRID = "Grid"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepOptions(EvalOptions):
+class SweepOptions(AskedOptions):
     """The grid, and the file of its results."""
 
     db: Annotated[
@@ -47,16 +47,6 @@ class SweepOptions(EvalOptions):
         str,
         option("--budgets", panel=_GRID, metavar="N,N,...", help="Budgets in blocks."),
     ] = "8,16,32"
-    lengths: Annotated[
-        str, option("--lengths", panel=_GRID, metavar="N,N,...", help="Tokens of prompt or text.")
-    ] = "2000,4000"
-    depths: Annotated[
-        str,
-        option("--depths", panel=_GRID, metavar="X,X,...", help="Where answers are hidden."),
-    ] = "0.1,0.5,0.9"
-    samples: Annotated[
-        int, integer("--samples", panel=_GRID, help="Questions at each length and depth.")
-    ] = 1
     text: Annotated[
         str,
         option("--text", panel=_GRID, metavar="KIND,...", help="natural, templated, or both."),
@@ -67,21 +57,13 @@ class SweepOptions(EvalOptions):
     queries: Annotated[int, integer("--queries", panel=_GRID, help="Decoded tokens of recall.")] = (
         64
     )
-    seed: Annotated[int, integer("-s", "--seed", panel=_GRID, help="Draws questions.")] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         names("--tasks", self.tasks, TASKS)
         names("--text", self.text, TEXT_KINDS)
-        lengths_of(self.lengths)
-        depths_of(self.depths)
-        for name, value in (
-            ("--samples", self.samples),
-            ("--positions", self.positions - 1),
-            ("--queries", self.queries),
-        ):
-            if value < 1:
-                raise ConfigError(f"{name}: expected a larger number, got too small a one")
+        at_least("--positions", self.positions, 2)
+        at_least("--queries", self.queries)
 
     def arms(self, compare: ArmOptions, sparse: SparseOptions) -> list[Arm]:
         """Every --attn, or exact and the grid of selectors and budgets; never without exact."""
@@ -129,7 +111,7 @@ def sweep(
         settings=run.setting_names,
         lengths=lengths_of(run.lengths),
         depths=depths_of(run.depths),
-        seeds=range(run.seed, run.seed + run.samples),
+        seeds=run.seeds,
         texts=run.text.split(","),
         positions=run.positions,
         queries=run.queries,
