@@ -1,6 +1,6 @@
 """How sparse attention is asked for: one frozen value, checked when it is made."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from kvsieve.errors import ConfigError
@@ -160,6 +160,13 @@ class SparseAttention:
     def layers(self) -> tuple[int, ...]:
         """Layers that are treated apart."""
         return (*self.exact_layers, *(layer for layer, _ in self.layer_k))
+
+    def of_layer(self, layer: int) -> "SparseAttention | None":
+        """The setting as one layer follows it, whatever its number there; None: exactly."""
+        if layer in self.exact_layers:
+            return None
+        k = dict(self.layer_k).get(layer, self.k)
+        return replace(self, k=k, exact_layers=(), layer_k=())
 
     @property
     def uses_importance(self) -> bool:

@@ -49,10 +49,11 @@ _NOTES = {
     "passkey": "Right answers of those asked; blank: not asked.",
     "recall": "kept_mass: share of full attention's probability on the blocks read, mean over "
     "layers, query heads and decoded tokens; p5 its 5th percentile; oracle_mass: the best blocks "
-    "of the same number. Points carry their budget k.",
+    "of the same number; estimate: what the engine said as it went, its mean absolute error (mae) "
+    "and its bias, above 0 too optimistic. Points carry their budget k.",
     "divergence": "kl: mean KL(exact || sparse) of the next-token distributions on the decode "
     "path, in nats; top1: share of positions with the same most likely token.",
-    "perplexity": "The text read as a prompt; change is relative to exact prefill.",
+    "perplexity": "The text read as a prompt; change: relative to exact prefill, 0.01 is 1 %.",
     "speed": "Compares within this table only: machines differ and share their cores.",
 }
 

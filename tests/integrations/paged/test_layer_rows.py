@@ -210,12 +210,27 @@ def test_the_kept_mass_of_a_decoded_token(backend: str) -> None:
     assert prompt.kept_mass is None
 
 
+def test_a_layer_has_its_own_budget() -> None:
+    sparse = SparseAttention(k=2, dense_tail=0, selector="even", layer_k=((1, 4),))
+    k, v, q = (states(seed, 300, heads, 32) for seed, heads in ((0, 2), (1, 2), (2, 4)))
+    lengths = []
+    for layer in (0, 1):
+        rows = LayerRows(
+            host(sparse).settings, num_rows=1, num_kv_heads=2, head_dim=32, layer=layer
+        )
+        rows.append(0, k, v)
+        _, (read,) = rows.attend(0, q[-1:], start=299, num_prompt=0, prompt_len=200, scale=SCALE)
+        assert read.lists is not None
+        lengths.append(set(np.diff(read.lists.indptr).tolist()))
+    assert lengths == [{2}, {4}]
+
+
 def test_a_layer_that_is_to_be_exact_reads_everything() -> None:
     sparse = SparseAttention(k=2, dense_tail=0, exact_layers=(0,))
     k, v, q = (states(seed, 300, heads, 32) for seed, heads in ((0, 2), (1, 2), (2, 4)))
-    for exact in (True, False):
+    for layer, exact in ((0, True), (1, False)):
         rows = LayerRows(
-            host(sparse).settings, num_rows=1, num_kv_heads=2, head_dim=32, exact=exact
+            host(sparse).settings, num_rows=1, num_kv_heads=2, head_dim=32, layer=layer
         )
         rows.append(0, k, v)
         out, reads = rows.attend(0, q, start=0, num_prompt=300, prompt_len=300, scale=SCALE)

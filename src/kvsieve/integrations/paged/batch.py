@@ -37,13 +37,12 @@ class BatchLayer:
     ) -> None:
         self.host = host
         self.layer = layer
-        sparse = host.settings.sparse
         self.rows = LayerRows(
             host.settings,
             num_rows=num_rows,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            exact=sparse is not None and layer in sparse.exact_layers,
+            layer=layer,
         )
         self.real: Bool = np.zeros((num_rows, 0), np.bool_)
         self._prompt_ends = [0] * num_rows

@@ -36,12 +36,6 @@ def make_host(
         raise ConfigError(
             f"[kvsieve] sparse: expected SparseAttention or None (exact), got {sparse!r}"
         )
-    if sparse is not None and sparse.layers:
-        name = "exact_layers" if sparse.exact_layers else "layer_k"
-        raise ConfigError(
-            f"[kvsieve] sparse.{name}: expected none inside another program, whose layers are not "
-            f"counted, got {getattr(sparse, name)}"
-        )
     pair = cache_type if isinstance(cache_type, (tuple, list)) else (cache_type, cache_type)
     if len(pair) != 2 or any(one not in CACHE_TYPES for one in pair):
         raise ConfigError(

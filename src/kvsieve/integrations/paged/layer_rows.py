@@ -4,7 +4,7 @@ Nothing here knows of PyTorch: arrays go in and come out, as the kernels take th
 """
 
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,7 @@ class LayerRows:
     A row holds its real tokens alone: padding is never written, so blocks count from the first
     real token, and a row's result does not depend on what it was batched with.
 
-    `exact`: everything is read in this layer, whatever the settings ask for.
+    `layer` is its number in the host's model: it may be exact, or have a budget of its own.
     """
 
     def __init__(
@@ -69,12 +69,11 @@ class LayerRows:
         num_rows: int,
         num_kv_heads: int,
         head_dim: int,
-        exact: bool = False,
+        layer: int = 0,
     ) -> None:
         self.settings = settings
         # Each layer has pages of its own, as layer 0: the plan's layers mean nothing here.
-        sparse = None if exact else settings.sparse
-        self._sparse = None if sparse is None else replace(sparse, exact_layers=())
+        self._sparse = settings.sparse.of_layer(layer) if settings.sparse else None
         self.layout = settings.layout(head_dim)
         self.num_kv_heads = num_kv_heads
         self._caches = self._empty_caches(num_rows, _FIRST_TOKENS)

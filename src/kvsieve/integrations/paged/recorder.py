@@ -141,6 +141,8 @@ class Recorder:
                 sparse_layers=sparse_layers,
                 mass=sparse.mass if sparse else None,
                 exact_layers=sparse.exact_layers if sparse else (),
+                layer_k=sparse.layer_k if sparse else (),
+                profile=(sparse.profile or None) if sparse else None,
                 kept_mass=self._kept_mass(),
                 warn_mass=sparse.warn_mass if sparse else 0.0,
             ),
