@@ -22,6 +22,7 @@ from kvsieve.engine.requests import (
     GenerationRequest,
     HistogramValue,
     OnEvent,
+    PromptLogprobs,
     PromptProgress,
     ServiceMetrics,
     SlotFile,
@@ -122,6 +123,12 @@ class FakeService:
             largest_sequence=99,
             steps=10,
             step_sequences=15,
+            attention={"exact": 4, "sparse": 3},
+            reads={
+                "prefill": BlockReads(attended=60, causal=80, queries=9),
+                "decode": BlockReads(attended=5, causal=20, queries=9),
+            },
+            kept_mass=HistogramValue(bounds=(0.9, 1.0), counts=(1, 2, 0), total=2.75),
             finished={"stop": 5, "cancelled": 2},
             histograms=dict.fromkeys(HISTOGRAMS, histogram),
         )
@@ -169,6 +176,7 @@ class FakeService:
             pass
         if not ticket.cancelled.is_set():
             on_event(PromptProgress(cached=0, processed=total, total=total))
+            self._score(ticket.request, on_event)
         last = self._speak(ticket, on_event)
         ticket.ended.set()
         on_event(Failed(error=self.fail) if self.fail is not None else last)  # type: ignore[arg-type]
@@ -205,6 +213,16 @@ class FakeService:
         texts.append(rest)
         completion = _completion(ticket, "".join(texts), list(ids[:said]), reason)
         return Finished(completion=completion, text=rest)
+
+    def _score(self, request: GenerationRequest, on_event: OnEvent) -> None:
+        top = request.params.prompt_logprobs
+        if top is None:
+            return
+        scores: list[TokenLogprobs | None] = [None]
+        for place, token in enumerate(request.prompt_ids[1:], start=1):
+            listed = tuple(TokenLogprob(token_id=token, logprob=-float(place)) for _ in range(top))
+            scores.append(TokenLogprobs(logprob=-float(place), top=listed))
+        on_event(PromptLogprobs(tokens=tuple(scores)))
 
     def _logprobs(self, ticket: FakeTicket, token: int) -> TokenLogprobs | None:
         top = ticket.request.params.logprobs

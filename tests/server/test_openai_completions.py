@@ -69,10 +69,54 @@ def test_legacy_logprobs(client: openai.OpenAI) -> None:
 
 
 def test_what_completions_do_not_do_is_refused(client: openai.OpenAI) -> None:
-    for more in ({"suffix": "x"}, {"best_of": 2}, {"echo": True, "logprobs": 1}):
-        with pytest.raises(openai.BadRequestError, match="expected none"):
+    for more in ({"suffix": "x"}, {"best_of": 2}, {"logprobs": 21}, {"echo": True, "logprobs": -1}):
+        with pytest.raises(openai.BadRequestError, match=r"expected (none|0 to 20)"):
             client.completions.create(model="m", prompt="x", **more)  # type: ignore[call-overload]
     client.completions.create(model="m", prompt="x", suffix="", best_of=1)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 3])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_with_logprobs_scores_the_prompt(
+    client: openai.OpenAI, max_tokens: int, stream: bool
+) -> None:
+    """How harnesses ask how probable a text is; case SRV-01, max_tokens 0 with echo."""
+    asked: Any = {"prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": max_tokens}
+    if stream:
+        streamed = client.completions.create(model="m", **asked, stream=True)
+        chunks = [chunk.choices[0] for chunk in streamed]
+        text, reason = "".join(one.text for one in chunks), chunks[-1].finish_reason
+        parts = [one.logprobs for one in chunks if one.logprobs is not None]
+        fields = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        logged = {name: [x for one in parts for x in getattr(one, name)] for name in fields}
+    else:
+        (choice,) = client.completions.create(model="m", **asked).choices
+        text, reason = choice.text, choice.finish_reason
+        logged = choice.logprobs.model_dump()  # type: ignore[union-attr]
+    said = TEXT[:max_tokens]
+    assert (text, reason) == ("abc" + said, "length")
+    assert logged["tokens"] == list("abc" + said)
+    assert logged["token_logprobs"] == [None, -1.0, -2.0, *[-0.5] * max_tokens]
+    assert logged["top_logprobs"][:3] == [None, {"b": -1.0}, {"c": -2.0}]
+    assert logged["text_offset"] == list(range(3 + max_tokens))
+
+
+def test_what_is_scored_has_an_entry_per_token(client: openai.OpenAI, service: FakeService) -> None:
+    """An end token too, or a harness that drops the last entry would drop one of the text."""
+    service.script = lambda _: []
+    asked: Any = {"model": "m", "echo": True, "logprobs": 0, "max_tokens": 1}
+    (choice,) = client.completions.create(prompt=[5, 6], **asked).choices
+    assert len(choice.logprobs.tokens) == 3  # type: ignore[union-attr,arg-type]
+    service.tickets.clear()
+    reply = client.completions.create(prompt=["ab", "é😀"], **asked)
+    for choice, ticket in zip(reply.choices, service.tickets, strict=True):
+        logged: Any = choice.logprobs
+        assert len(logged.tokens) == len(ticket.request.prompt_ids) + 1
+        assert logged.tokens[-1] == "<|endoftext|>"
+        assert logged.text_offset[-1] == len(choice.text)
+        assert choice.finish_reason == "stop"
+    # Bytes of one character begin where it does.
+    assert reply.choices[1].logprobs.text_offset[:6] == [0, 0, 1, 1, 1, 1]  # type: ignore[union-attr]
 
 
 # -- constraints and tools -----------------------------------------------------------------------

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -6,13 +7,18 @@ from kvsieve.attention.config import SparseAttention
 from kvsieve.errors import ConfigError
 from kvsieve.server.config import RequestLimits, SamplingDefaults, ServerConfig, SparsePolicy
 from kvsieve.server.errors import ApiError
-from kvsieve.server.parameters import for_choice, reply_limit, sparse_attention
+from kvsieve.server.parameters import for_choice, reply_limit
 from kvsieve.server.protocol import SparseFields
+from kvsieve.server.sparse_choice import sparse_attention
 
 DEFAULT = SparseAttention(k=16, selector="even")
 OPEN, FIXED = SparsePolicy(), SparsePolicy(per_request=False)
 SPARSE = SparsePolicy(default=DEFAULT)
 BOUND = SparsePolicy(default=DEFAULT, min_k=8, max_k=64)
+TIGHT = SparsePolicy(default=DEFAULT, min_k=3, max_k=4)
+WIDE = SparsePolicy(default=DEFAULT, min_k=200)
+BY_MASS = SparseAttention(selector="anchors", mass=0.95, warn_mass=0.8)
+MASS = SparsePolicy(default=BY_MASS)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +35,15 @@ BOUND = SparsePolicy(default=DEFAULT, min_k=8, max_k=64)
         (SPARSE, {"enabled": False}, None),
         (SPARSE, {"k": 4}, SparseAttention(k=4, selector="even")),
         (SPARSE, {"selector": "probe"}, SparseAttention(k=16, selector="probe")),
+        (SPARSE, {"share": "group"}, SparseAttention(k=16, selector="even", share="group")),
+        (OPEN, {"mass": 0.9}, SparseAttention(selector="anchors", mass=0.9)),
+        (SPARSE, {"mass": 0.9}, SparseAttention(k=16, selector="anchors", mass=0.9)),
+        (BOUND, {"mass": 0.5}, SparseAttention(k=16, selector="anchors", mass=0.5, k_max=64)),
+        (TIGHT, {"mass": 0.5}, replace(DEFAULT, selector="anchors", mass=0.5, k_min=4, k_max=4)),
+        (WIDE, {"mass": 0.5}, replace(DEFAULT, selector="anchors", mass=0.5, k_min=200, k_max=200)),
+        (MASS, {"k": 9}, SparseAttention(selector="anchors", k=9, warn_mass=0.8)),
+        (MASS, {"selector": "even"}, SparseAttention(selector="even")),
+        (MASS, {"share": "group"}, replace(BY_MASS, share="group")),
         (BOUND, {"k": 64}, SparseAttention(k=64, selector="even")),
         (BOUND, {"k": 8}, SparseAttention(k=8, selector="even")),
         (FIXED, None, None),
@@ -48,6 +63,12 @@ def test_attention_of_a_request(
         (OPEN, {"enabled": False, "k": 4}, 400),
         (OPEN, {"k": 0}, 400),
         (OPEN, {"selector": "best"}, 400),
+        (OPEN, {"share": "all"}, 400),
+        (OPEN, {"mass": 0.0}, 400),
+        (OPEN, {"mass": 1.5}, 400),
+        (OPEN, {"mass": 0.9, "k": 8}, 400),
+        (OPEN, {"mass": 0.9, "selector": "even"}, 400),
+        (FIXED, {"mass": 0.9}, 403),
         (BOUND, {"k": 7}, 400),
         (BOUND, {"k": 65}, 400),
         (BOUND, {"enabled": False}, 403),

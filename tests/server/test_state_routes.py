@@ -70,6 +70,13 @@ def test_metrics(live: Live) -> None:
         assert counts == [3, 5, 6]
         assert samples[f"vllm:{name}_sum", (label,)] == 4.25
         assert samples[f"vllm:{name}_count", (label,)] == 6
+    assert samples["kvsieve:replies_total", (("attention", "sparse"),)] == 3
+    for phase, read, causal in (("prefill", 60, 80), ("decode", 5, 20)):
+        assert samples["kvsieve:attention_blocks_read_total", (("phase", phase),)] == read
+        assert samples["kvsieve:attention_blocks_causal_total", (("phase", phase),)] == causal
+    kept = "kvsieve:attention_kept_mass"
+    assert samples[f"{kept}_bucket", (("le", "0.9"), label)] == 1
+    assert (samples[f"{kept}_count", (label,)], samples[f"{kept}_sum", (label,)]) == (3, 2.75)
     reasons = ("finished_reason", "stop"), label
     assert samples["vllm:request_success_total", reasons] == 5
 
@@ -82,7 +89,7 @@ def test_props(live: Live) -> None:
     assert props["model_path"] == "tiny.gguf"
     assert "im_start" in props["chat_template"]
     assert props["chat_template_caps"] == {"supports_tools": False, "supports_tool_calls": False}
-    assert props["attention"] == {"mode": "exact", "per_request": True}
+    assert props["attention"] == {"mode": "exact", "per_request": True, "k_min": 1, "k_max": None}
 
 
 def test_slots(live: Live, service: FakeService) -> None:

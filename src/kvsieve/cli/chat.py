@@ -181,7 +181,7 @@ class Conversation:
             sys.stdout.flush()
 
     def _show(self, event: "Event") -> "Completion | None":
-        from kvsieve.engine.requests import Failed, Finished, PromptProgress
+        from kvsieve.engine.requests import Failed, Finished, PromptLogprobs, PromptProgress
 
         if isinstance(event, PromptProgress):
             self._bar.advance(event.processed, event.total)
@@ -189,6 +189,8 @@ class Conversation:
         self._bar.close()
         if isinstance(event, Failed):
             raise event.error
+        if isinstance(event, PromptLogprobs):  # which nobody here asks for
+            return None
         sys.stdout.write(event.text)
         sys.stdout.flush()
         return event.completion if isinstance(event, Finished) else None

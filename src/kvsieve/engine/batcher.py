@@ -16,7 +16,7 @@ from kvsieve.engine.pace import PromptPace
 from kvsieve.engine.prefix_reuse import begin, keep_all, keep_prompt
 from kvsieve.engine.preparation import Preparation
 from kvsieve.engine.reply import Engine, Reply
-from kvsieve.engine.requests import Failed, PromptProgress, TokenEvent
+from kvsieve.engine.requests import Failed, PromptLogprobs, PromptProgress, TokenEvent
 from kvsieve.engine.service_metrics import Counters
 from kvsieve.engine.slots import Slot
 from kvsieve.errors import KvsieveError
@@ -158,6 +158,8 @@ class Batcher:
                     total=sequence.prompt_len,
                 )
             )
+            if sequence.scores_prompt and step.end == sequence.prompt_len:
+                job.tell(PromptLogprobs(tokens=tuple(reply.prompt_logprobs)))
         if event is not None and event.token_id is not None:
             self._count_token(job)
             job.tell(

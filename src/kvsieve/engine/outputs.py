@@ -106,6 +106,13 @@ class BlockReads:
     causal: int = 0
     queries: int = 0
 
+    def __add__(self, other: "BlockReads") -> "BlockReads":
+        return BlockReads(
+            attended=self.attended + other.attended,
+            causal=self.causal + other.causal,
+            queries=self.queries + other.queries,
+        )
+
     @property
     def density(self) -> float | None:
         """Share of the causal pairs that were read, or None where nothing ran."""
@@ -233,6 +240,8 @@ class Completion:
     included; neither is in ``text``. ``seed`` is the one that was used, given or drawn.
     ``stop_string`` is the stop string that ended the text, if one did.
     ``tokens`` has one entry per decode step: one fewer than ``token_ids``.
+    ``prompt_logprobs``, if they were asked for, has one entry per token of the prompt that ran; the
+    first is None.
     """
 
     text: str
@@ -245,6 +254,7 @@ class Completion:
     seed: int
     engine: EngineInfo
     stop_string: str | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
     @property
     def completion_tokens(self) -> int:

@@ -13,14 +13,16 @@ SNAPSHOT_TOKENS = 512
 
 
 def begin(prefix: PrefixCache, job: Job) -> None:
-    """Start a job's prompt behind what is cached of it; nothing if it asked for a fresh start."""
+    """Start a job's prompt behind what is cached of it; nothing if it asked for a fresh start, or
+    for the logits of the whole prompt.
+    """
     sequence = job.sequence
     assert sequence is not None  # admitted, so opened
     job.has_begun = True
     kind = snapshot_kind(sequence)
     if kind is not None and job.request.cache_prompt:
         sequence.snapshots_at = SNAPSHOT_TOKENS
-    if not job.request.cache_prompt:
+    if not job.request.cache_prompt or sequence.scores_prompt:
         return
     origins = prompt_origins(sequence.sparse, prompt_len=sequence.prompt_len)
     # The last row has to run, because it is what gives logits.

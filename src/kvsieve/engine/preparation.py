@@ -72,6 +72,7 @@ class Preparation:
         max_new_tokens = min(params.max_tokens, room)
         max_tokens = len(ids) + max(0, max_new_tokens - 1)
         sequence = self.sequence(ids, sparse=sparse, max_tokens=max_tokens, pool=pool)
+        sequence.scores_prompt = params.prompt_logprobs is not None
         return sequence, max_new_tokens
 
     def sequence(

@@ -15,6 +15,7 @@ from kvsieve.engine.outputs import (
     FinishReason,
     StreamEvent,
     Timings,
+    TokenLogprobs,
     TokenTiming,
 )
 from kvsieve.engine.plan import why_exact
@@ -71,26 +72,29 @@ class Reply:
         self._detokenizer = Detokenizer(engine.tokenizer)
         self._stops = StopMatcher(params.stop)
         self._texts: list[str] = []
+        self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         self._timings: list[TokenTiming] = []
 
     def take(
         self, step: SequenceStep, logits: F32 | None, *, stats: StepStats, began_ns: int
     ) -> StreamEvent | None:
-        """Go on after a step that began at `began_ns`; `logits` are f32 ``[1, vocab]`` or None.
+        """Go on after a step that began at `began_ns`; `logits` are f32 ``[rows, vocab]`` or None.
 
         A chunk before the prompt's last has no logits, and gives no event.
         """
         sequence = self.sequence
+        if step.is_prefill:
+            self._score(step, logits)
         ran = perf_counter_ns()
         if step.is_prefill:
             sequence.prefill.total_ns += ran - began_ns
-            if logits is None:
+            if step.end < sequence.prompt_len:
                 return None
             if self.max_new_tokens == 0:
                 self.finish_reason = "length"
                 return None
         assert logits is not None  # a decode step and a prompt's last chunk ask for one row
-        row = logits[0]
+        row = logits[-1]
         token = self._sampler.sample(row)
         logprobs = None
         if self._params.logprobs is not None:
@@ -103,6 +107,17 @@ class Reply:
             timing = _timing(stats, sequence.cache.num_tokens, now - began_ns)
             self._timings.append(timing)
         return StreamEvent(text=text, token_id=token, logprobs=logprobs, timing=timing)
+
+    def _score(self, step: SequenceStep, logits: F32 | None) -> None:
+        """Note how probable the prompt's tokens were after the rows of a chunk."""
+        top = self._params.prompt_logprobs
+        if top is None or logits is None:
+            return
+        following = self.sequence.prompt_ids[step.start + 1 : step.end + 1].tolist()
+        self.prompt_logprobs += [
+            token_logprobs(row, token, top=top)
+            for row, token in zip(logits, following, strict=False)  # the last row has none yet
+        ]
 
     def end(self) -> StreamEvent:
         """The last event, with the text that was held back; the cache still has its tokens."""
@@ -138,6 +153,7 @@ class Reply:
     def _completion(self) -> Completion:
         sequence = self.sequence
         assert self.finish_reason is not None
+        unscored = self._params.prompt_logprobs is None
         return Completion(
             text="".join(self._texts),
             token_ids=list(sequence.output_ids),
@@ -149,6 +165,7 @@ class Reply:
             seed=self._sampler.seed,
             engine=self._engine.info,
             stop_string=self._stops.found,
+            prompt_logprobs=None if unscored else tuple(self.prompt_logprobs),
         )
 
 

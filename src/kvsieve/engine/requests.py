@@ -9,7 +9,13 @@ from os import PathLike
 from typing import Literal, Protocol, TypeAlias
 
 from kvsieve.attention.config import SparseAttention
-from kvsieve.engine.outputs import Completion, TokenLogprobs, TokenTiming
+from kvsieve.engine.outputs import (
+    AttentionReport,
+    BlockReads,
+    Completion,
+    TokenLogprobs,
+    TokenTiming,
+)
 from kvsieve.engine.sampling import SamplingParams
 from kvsieve.errors import KvsieveError
 
@@ -40,6 +46,15 @@ class PromptProgress:
     cached: int
     processed: int
     total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptLogprobs:
+    """Log probabilities of the prompt's tokens, None for the first; comes once, before any token,
+    to a request that asked for them.
+    """
+
+    tokens: tuple[TokenLogprobs | None, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +89,7 @@ class Failed:
     error: KvsieveError
 
 
-Event: TypeAlias = PromptProgress | TokenEvent | Finished | Failed
+Event: TypeAlias = PromptProgress | PromptLogprobs | TokenEvent | Finished | Failed
 OnEvent: TypeAlias = Callable[[Event], None]
 """Called from the engine's thread: it must return quickly, and an exception cancels the request."""
 
@@ -101,6 +116,7 @@ class SlotState:
     """One of the places in which requests run.
 
     ``num_tokens`` are in the cache: of the running request, or kept of the last one.
+    ``attention`` is what ran so far; None in an idle slot.
     """
 
     slot: int
@@ -110,6 +126,7 @@ class SlotState:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    attention: AttentionReport | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +164,12 @@ class ServiceMetrics:
     largest_sequence: int
     steps: int
     step_sequences: int
+    attention: Mapping[str, int] = field(default_factory=dict)
+    """Requests by the attention that ran: exact, sparse."""
+    reads: Mapping[str, BlockReads] = field(default_factory=dict)
+    """Blocks that requests which ended have read, by phase: prefill, decode."""
+    kept_mass: HistogramValue | None = None
+    """Estimated kept mass of replies whose selector estimates it."""
     finished: Mapping[str, int] = field(default_factory=dict)
     """Requests by finish reason: stop, length, cancelled, error."""
     histograms: Mapping[str, HistogramValue] = field(default_factory=dict)

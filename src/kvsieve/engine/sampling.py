@@ -57,6 +57,8 @@ class SamplingParams:
                  prompt included (`Penalties`); 1, 0 and 0 change nothing
     logit_bias   added to the logits of token ids; -inf bans one
     logprobs     report the chosen token's log probability and those of so many best tokens
+    prompt_logprobs  the same for every token of the prompt but the first, which nothing foretells;
+                 the whole prompt then runs, whatever a prefix cache has of it
     constraint   what the reply has to match; it ends where nothing more may follow
     """
 
@@ -75,6 +77,7 @@ class SamplingParams:
     repeat_last_n: int = 64
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
@@ -95,8 +98,9 @@ class SamplingParams:
         for name in ("repeat_penalty", "frequency_penalty", "presence_penalty"):
             object.__setattr__(self, name, _checked_penalty(name, getattr(self, name)))
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
-        if self.logprobs is not None:
-            _check_integer("logprobs", self.logprobs, minimum=0, maximum=None)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), minimum=0, maximum=None)
         if self.constraint is not None and not isinstance(self.constraint, Constraint):
             raise ConfigError(
                 f"[SamplingParams] constraint: expected a Constraint, got {self.constraint!r}"

@@ -68,10 +68,11 @@ class Scheduler:
             chunk = min(chunk, -(-at_most // BLOCK_SIZE) * BLOCK_SIZE)
         end = min(sequence.chunk_limit(start), aligned + chunk)
         is_last = end == sequence.prompt_len
+        wanted: LogitRows = "all" if sequence.scores_prompt else prompt_logits
         return SequenceStep(
             sequence=sequence,
             start=start,
             q_len=end - start,
             is_prefill=True,
-            logit_rows=prompt_logits if is_last or prompt_logits == "all" else "none",
+            logit_rows=wanted if is_last or wanted == "all" else "none",
         )

@@ -159,6 +159,9 @@ class Service:
             largest_sequence=counters.largest_sequence,
             steps=counters.steps,
             step_sequences=counters.step_sequences,
+            attention=dict(counters.attention),
+            reads=dict(counters.reads),
+            kept_mass=counters.kept_mass.value,
             finished=dict(counters.finished),
             histograms={name: one.value for name, one in counters.histograms.items()},
         )

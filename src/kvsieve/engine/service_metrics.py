@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections import Counter
 
-from kvsieve.engine.outputs import Completion
+from kvsieve.engine.outputs import AttentionReport, BlockReads, Completion
 from kvsieve.engine.requests import HistogramValue
 
 # vLLM's buckets, so that boards made for it show these.
@@ -14,6 +14,8 @@ _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75
 _BETWEEN_TOKENS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0,
                    7.5, 10.0, 20.0, 40.0, 80.0)  # fmt: skip
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6)
+
+_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99, 1.0)
 
 
 class Histogram:
@@ -49,6 +51,9 @@ class Counters:
         self.steps = 0
         self.step_sequences = 0
         self.finished: Counter[str] = Counter()
+        self.attention: Counter[str] = Counter()
+        self.reads = {"prefill": BlockReads(), "decode": BlockReads()}
+        self.kept_mass = Histogram(_SHARES)
         self.seconds_per_request = 1.0
         self.histograms = {
             "time_to_first_token_seconds": Histogram(_FIRST_TOKEN),
@@ -73,5 +78,13 @@ class Counters:
         self.observe("request_decode_time_seconds", completion.timings.predicted_ms / 1e3)
         self.observe("request_prompt_tokens", completion.prompt_tokens)
         self.observe("request_generation_tokens", completion.completion_tokens)
+        self._count_attention(completion.attention)
         # Of the latest requests: what somebody who is turned away should expect.
         self.seconds_per_request += 0.2 * (running_seconds - self.seconds_per_request)
+
+    def _count_attention(self, report: AttentionReport) -> None:
+        self.attention[report.mode] += 1
+        for phase, reads in (("prefill", report.prefill), ("decode", report.decode)):
+            self.reads[phase] = self.reads[phase] + reads
+        if report.kept_mass is not None:
+            self.kept_mass.observe(report.kept_mass.mean)

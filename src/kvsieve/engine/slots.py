@@ -7,6 +7,7 @@ import numpy as np
 
 from kvsieve.cache.prefix_cache import Entry
 from kvsieve.engine.job import Job
+from kvsieve.engine.reply import attention_report
 from kvsieve.engine.requests import SlotState
 from kvsieve.types import I32
 
@@ -61,4 +62,5 @@ class Slot:
             prompt_tokens=sequence.prompt_len,
             cached_tokens=sequence.num_cached,
             generated_tokens=len(sequence.output_ids),
+            attention=attention_report(sequence),
         )

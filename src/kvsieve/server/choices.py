@@ -1,7 +1,10 @@
 """One completion of a request while it grows: its text, its tokens, how it ended."""
 
+import codecs
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal
 
 from kvsieve.engine.detokenizer import Detokenizer
@@ -47,12 +50,13 @@ class Choice:
     """What became of one sequence so far.
 
     A token is given out with the piece of text that it begins in. Those of a stop string, which is
-    not in the text, are not given out, nor is an end token.
+    not in the text, are not given out, nor is an end token unless `lists_end`.
     """
 
     index: int
     tokenizer: AnyTokenizer
     stops: tuple[str, ...] = ()
+    lists_end: bool = False
     text: str = ""
     tokens: list[LoggedToken] = field(default_factory=list)
     completion: Completion | None = None
@@ -120,10 +124,11 @@ class Choice:
 
     def _wait(self, event: TokenEvent) -> None:
         token_id = event.token_id
-        if token_id not in self.tokenizer.eos_ids:
+        is_end = token_id in self.tokenizer.eos_ids
+        if self.lists_end or not is_end:
             token = LoggedToken(
                 token_id=token_id,
-                raw=self.tokenizer.token_bytes(token_id),
+                raw=self.tokenizer.token_bytes(token_id, special=is_end),
                 logprobs=event.logprobs,
                 offset=self._decoded,
             )
@@ -135,6 +140,28 @@ class Choice:
         while self._waiting and (everything or self._waiting[0].offset < len(self.text)):
             released.append(self._waiting.popleft())
         return released
+
+
+def prompt_tokens(
+    ids: Sequence[int],
+    logprobs: Sequence[TokenLogprobs | None],
+    *,
+    tokenizer: AnyTokenizer,
+    text: str,
+) -> list[LoggedToken]:
+    """The tokens of a prompt that reads `text`, control tokens by their names.
+
+    What stands before the text in tokens and is not in it (BOS, a space that the vocabulary begins
+    words with) is at its beginning.
+    """
+    pieces = [tokenizer.token_bytes(one, special=True) for one in ids]
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    ends = list(accumulate(len(decoder.decode(piece)) for piece in pieces))
+    ahead = ends[-1] + len(decoder.decode(b"", final=True)) - len(text)
+    return [
+        LoggedToken(token_id=one, raw=piece, logprobs=scores, offset=max(0, begin - ahead))
+        for one, piece, scores, begin in zip(ids, pieces, logprobs, [0, *ends], strict=False)
+    ]
 
 
 def timings(completion: Completion) -> dict[str, float]:

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -24,12 +24,12 @@ from kvsieve.server.parameters import (
     refuse_unsupported,
     reply_limit,
     sampling,
-    sparse_attention,
 )
 from kvsieve.server.prompts import Ids, PromptReader
 from kvsieve.server.protocol import ChatRequest, Common, CompletionRequest, NativeRequest
 from kvsieve.server.reply import Asked, Reply, answer
 from kvsieve.server.served import Served
+from kvsieve.server.sparse_choice import sparse_attention
 from kvsieve.server.state_routes import model_name
 from kvsieve.server.tool_calls import ToolCallReader
 
@@ -52,10 +52,12 @@ class Asker:
         reply_id: str,
         max_tokens: int,
         logprobs: int | None,
+        scores_prompt: bool = False,
         schema: Schema | None = None,
     ) -> Asked:
         """The sequences of a request, `n` for each prompt, and how the reply is shown.
 
+        `scores_prompt`: log probabilities of the prompt's tokens come with those of the reply.
         Called in threads: a schema may take a while to compile.
         """
         config, served = self.config, self.served
@@ -72,6 +74,8 @@ class Asker:
             logprobs=logprobs,
             schema=schema,
         )
+        if scores_prompt:
+            params = replace(params, prompt_logprobs=logprobs)
         sparse = sparse_attention(request.sparse, config.sparse)
         requests = [
             GenerationRequest(
@@ -175,12 +179,6 @@ async def _chat(body: ChatRequest, asker: Asker, reader: PromptReader) -> ChatRe
 async def _completion(
     body: CompletionRequest, asker: Asker, reader: PromptReader
 ) -> CompletionReply:
-    if body.echo and body.logprobs is not None and body.logprobs is not False:
-        raise invalid(
-            "logprobs",
-            expected="none beside echo, because those of prompts are not computed",
-            got=body.logprobs,
-        )
     prompts = await reader.several("" if body.prompt is None else body.prompt)
     logprobs = body.logprobs
     if isinstance(logprobs, bool):
@@ -195,6 +193,7 @@ async def _completion(
             default=_COMPLETION_TOKENS,
         ),
         logprobs=logprobs,
+        scores_prompt=bool(body.echo) and logprobs is not None,
         schema=reply_schema(body),
     )
     echoes = [""] * len(prompts)

@@ -31,7 +31,7 @@ def chat_logprobs(tokens: Sequence[LoggedToken], tokenizer: AnyTokenizer) -> lis
 
 
 def legacy_logprobs(
-    tokens: Sequence[LoggedToken], tokenizer: AnyTokenizer, *, offset: int
+    tokens: Sequence[LoggedToken], tokenizer: AnyTokenizer, *, offset: int = 0
 ) -> dict[str, list[Any]]:
     """The `logprobs` of ``/v1/completions``; the text of the reply begins at `offset`."""
     shown: dict[str, list[Any]] = {
@@ -41,17 +41,19 @@ def legacy_logprobs(
         "text_offset": [],
     }
     for token in tokens:
-        if token.logprobs is None:
+        shown["tokens"].append(token.text)
+        shown["text_offset"].append(offset + token.offset)
+        if token.logprobs is None:  # the first token of a prompt
+            shown["token_logprobs"].append(None)
+            shown["top_logprobs"].append(None)
             continue
         logprob = finite(token.logprobs.logprob)
         top = {
             _text(tokenizer.token_bytes(one.token_id, special=True)): finite(one.logprob)
             for one in reversed(token.logprobs.top)
         }
-        shown["tokens"].append(token.text)
         shown["token_logprobs"].append(logprob)
         shown["top_logprobs"].append({**dict(reversed(top.items())), token.text: logprob})
-        shown["text_offset"].append(offset + token.offset)
     return shown
 
 

@@ -54,7 +54,10 @@ class EngineCollector(Collector):
             yield gauge
         yield self._finished(now)
         for name, histogram in now.histograms.items():
-            yield self._histogram(name, histogram)
+            yield self._histogram(f"vllm:{name}", histogram)
+        yield from _attention(now)
+        if now.kept_mass is not None:
+            yield self._histogram("kvsieve:attention_kept_mass", now.kept_mass)
 
     def _finished(self, now: ServiceMetrics) -> Metric:
         counter = CounterMetricFamily(
@@ -67,9 +70,8 @@ class EngineCollector(Collector):
         return counter
 
     def _histogram(self, name: str, value: HistogramValue) -> Metric:
-        family = HistogramMetricFamily(
-            f"vllm:{name}", name.replace("_", " ").capitalize() + ".", labels=["model_name"]
-        )
+        said = name.partition(":")[2].replace("_", " ").capitalize()
+        family = HistogramMetricFamily(name, f"{said}.", labels=["model_name"])
         buckets, below = [], 0
         for bound, count in zip((*value.bounds, float("inf")), value.counts, strict=True):
             below += count
@@ -83,6 +85,29 @@ def exposition(service: GenerationService, *, model: str) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(EngineCollector(service, model=model))
     return generate_latest(registry)
+
+
+def _attention(now: ServiceMetrics) -> Iterator[Metric]:
+    """What attention read; density is the rate of blocks read over that of causal ones."""
+    replies = CounterMetricFamily(
+        "kvsieve:replies", "Replies, by the attention that ran.", labels=["attention"]
+    )
+    for mode, count in now.attention.items():
+        replies.add_metric([mode], count)
+    read = CounterMetricFamily(
+        "kvsieve:attention_blocks_read",
+        "Blocks that queries read, per layer and KV head.",
+        labels=["phase"],
+    )
+    causal = CounterMetricFamily(
+        "kvsieve:attention_blocks_causal",
+        "Blocks that exact attention would have read.",
+        labels=["phase"],
+    )
+    for phase, reads in now.reads.items():
+        read.add_metric([phase], reads.attended)
+        causal.add_metric([phase], reads.causal)
+    yield from (replies, read, causal)
 
 
 def _gauges(now: ServiceMetrics) -> list[tuple[str, float, str]]:

@@ -8,6 +8,7 @@ from kvsieve.server.choices import Choice, LoggedToken, Piece
 from kvsieve.server.logprobs import chat_logprobs
 from kvsieve.server.parameters import NO_LIMIT
 from kvsieve.server.reply import Asked, Chunk, Reply
+from kvsieve.server.sparse_choice import asked_of
 
 
 class NativeReply(Reply):
@@ -102,7 +103,7 @@ def settings(request: GenerationRequest) -> dict[str, Any]:
         "stop": list(params.stops),
         "ignore_eos": params.ignore_eos,
         "n_probs": params.logprobs or 0,
-        "sparse": None if sparse is None else {"k": sparse.k, "selector": sparse.selector},
+        "sparse": None if sparse is None else asked_of(sparse),
     }
 
 

@@ -1,17 +1,15 @@
 """From the fields of a request to the engine's parameters, within the operator's limits."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
-from kvsieve.attention.config import SparseAttention
 from kvsieve.engine.constraint import Constraint
 from kvsieve.engine.no_vocabulary import AnyTokenizer
 from kvsieve.engine.sampling import SamplingParams
-from kvsieve.errors import ConfigError
-from kvsieve.server.config import RequestLimits, SamplingDefaults, SparsePolicy
-from kvsieve.server.errors import ApiError, from_engine, invalid
-from kvsieve.server.protocol import Common, SparseFields
+from kvsieve.server.config import RequestLimits, SamplingDefaults
+from kvsieve.server.errors import invalid
+from kvsieve.server.protocol import Common
 
 NO_LIMIT = 2**31 - 1
 """Tokens of a reply without a limit: the engine ends it where the context is full."""
@@ -155,47 +153,6 @@ def logit_biases(
                 )
             biases[token] = float(value)
     return biases
-
-
-def sparse_attention(fields_: SparseFields | None, policy: SparsePolicy) -> SparseAttention | None:
-    """Attention of a request: the operator's default, with what the request may change."""
-    if fields_ is None:
-        return policy.default
-    changes = fields_.model_dump(exclude_none=True)
-    enabled = changes.pop("enabled", bool(changes) or policy.default is not None)
-    if not changes and enabled == (policy.default is not None):
-        return policy.default
-    if not policy.per_request:
-        raise ApiError(
-            403,
-            "sparse: expected none, because this server's setting is fixed, got one",
-            param="sparse",
-        )
-    if not enabled:
-        if changes:
-            raise invalid("sparse.enabled", expected="true beside other settings", got=False)
-        if policy.max_k is not None:
-            raise ApiError(
-                403,
-                f"sparse.enabled: expected true (at most {policy.max_k} blocks per query), "
-                "got false",
-                param="sparse",
-            )
-        return None
-    known = {field.name for field in fields(SparseAttention)}
-    for name in changes:
-        if name not in known:
-            raise invalid(f"sparse.{name}", expected=f"none ({name} is not supported)", got=name)
-    try:
-        chosen = replace(policy.default or SparseAttention(), **changes)
-    except ConfigError as error:
-        raise from_engine(error, param="sparse") from error
-    if "k" in changes and not policy.min_k <= chosen.k <= (policy.max_k or chosen.k):
-        most = "" if policy.max_k is None else f" to {policy.max_k}"
-        raise invalid(
-            "sparse.k", expected=f"{policy.min_k}{most or ' or more'} blocks", got=chosen.k
-        )
-    return chosen
 
 
 def _first(given: Any, default: Any) -> Any:

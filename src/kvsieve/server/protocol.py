@@ -25,6 +25,7 @@ class SparseFields(Wire):
     k: int | None = None
     mass: float | None = None
     selector: str | None = None
+    share: str | None = None
 
 
 class StreamOptions(Wire):

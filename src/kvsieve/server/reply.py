@@ -16,6 +16,7 @@ from kvsieve.engine.requests import (
     Finished,
     GenerationRequest,
     GenerationService,
+    PromptLogprobs,
     PromptProgress,
 )
 from kvsieve.server.bridge import Disconnected, Job, stopping, while_connected
@@ -71,6 +72,10 @@ class Reply(ABC):
     @abstractmethod
     def progress(self, choice: Choice, progress: PromptProgress) -> Chunk:
         """Chunk that says how far a prompt is."""
+
+    def scored(self, choice: Choice, scores: PromptLogprobs) -> list[Chunk]:
+        """Chunks for the log probabilities of a prompt, where they were asked for."""
+        return []
 
     @abstractmethod
     def piece(self, choice: Choice, piece: Piece) -> list[Chunk]:
@@ -170,6 +175,8 @@ def _take(reply: Reply, index: int, event: Any) -> list[Chunk]:
         raise from_engine(event.error)
     if isinstance(event, PromptProgress):
         return [reply.progress(choice, event)] if reply.asked.return_progress else []
+    if isinstance(event, PromptLogprobs):
+        return reply.scored(choice, event)
     if isinstance(event, Finished) and event.completion.finish_reason == "cancelled":
         # Nobody here asked for that, so the server did.
         raise stopping()

@@ -16,6 +16,7 @@ from kvsieve.server.errors import ApiError, from_engine, invalid
 from kvsieve.server.metrics import CONTENT_TYPE, exposition
 from kvsieve.server.protocol import SlotFileRequest
 from kvsieve.server.served import Served
+from kvsieve.server.sparse_choice import asked_of
 from kvsieve.version import __version__
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -166,13 +167,13 @@ def _model(served: Served, config: ServerConfig) -> dict[str, Any]:
 
 def _props(served: Served, config: ServerConfig) -> dict[str, Any]:
     defaults, sparse = config.sampling, config.sparse
-    attention: dict[str, Any] = {"mode": "exact", "per_request": sparse.per_request}
-    if sparse.default is not None:
-        attention |= {
-            "mode": "sparse",
-            "selector": sparse.default.selector,
-            "k": sparse.default.k,
-        }
+    attention: dict[str, Any] = {
+        "mode": "exact" if sparse.default is None else "sparse",
+        **({} if sparse.default is None else asked_of(sparse.default)),
+        "per_request": sparse.per_request,
+        "k_min": sparse.min_k,
+        "k_max": sparse.max_k,
+    }
     return {
         "default_generation_settings": {
             "n_ctx": served.ctx_size,
@@ -205,4 +206,5 @@ def _slot(state: SlotState, served: Served) -> dict[str, Any]:
         "n_prompt_tokens": state.prompt_tokens,
         "n_prompt_tokens_cache": state.cached_tokens,
         "next_token": {"n_decoded": state.generated_tokens},
+        "attention": None if state.attention is None else state.attention.to_json(),
     }
