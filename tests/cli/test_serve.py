@@ -15,6 +15,7 @@ from kvsieve.cli.serve_options import (
     server_config,
 )
 from kvsieve.cli.sparse_options import SparseOptions
+from kvsieve.engine.hub import HubModel
 from kvsieve.server.run import HttpServer
 from tests.cli.conftest import Run
 from tests.cli.test_app import PROGRAM, assert_one_line_of_error
@@ -45,11 +46,12 @@ from tests.cli.test_app import PROGRAM, assert_one_line_of_error
         (["--temp", "-1"], ["temperature", "-1"]),
         (["--top-p", "2"], ["top_p", "2"]),
         (["-n", "-5"], ["-5"]),
-        (["-np", "0", "--port", "0"], ["max_sequences", "0"]),
-        (["--max-queue", "-1", "--port", "0"], ["max_queue", "-1"]),
-        (["--max-prefill-share", "2", "--port", "0"], ["share", "2"]),
+        (["-np", "0"], ["--parallel", "0"]),
+        (["--max-queue", "-1"], ["--max-queue", "-1"]),
+        (["--cache-ram", "-1"], ["--cache-ram", "-1"]),
+        (["--max-prefill-share", "2"], ["share", "2"]),
         (["--host", "no such host"], ["host", "'no such host'"]),
-        (["-m", "no/such.gguf", "--port", "0"], ["no/such.gguf"]),
+        (["-m", "no/such.gguf"], ["no/such.gguf"]),
     ],
 )
 def test_bad_options_are_one_line(
@@ -60,9 +62,35 @@ def test_bad_options_are_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A server that should not have started would be waited for.
-    monkeypatch.setattr(HttpServer, "run", lambda _: None)
+    monkeypatch.setattr(HttpServer, "run", _not_to_be_run)
     given = ["--backend", "reference", *([] if "-m" in arguments else ["-m", str(model)])]
     assert_one_line_of_error(run("serve", *given, *arguments), *named)
+
+
+def _not_to_be_run(_server: HttpServer) -> None:
+    raise AssertionError("the server started")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-ctk", "q4_0", "-c", "0"], ["--cache-ram", "99999999"], ["-hf", "a/b"]]
+)
+def test_what_only_loading_finds_wrong_is_one_line_too(
+    run: Run, model: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The server listens already, and ends."""
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(model.read_bytes()[:3000])
+
+    def fetch(asked: HubModel, *, offline: bool = False) -> Path:
+        assert (asked.repo, offline) == ("a/b", False)
+        return broken
+
+    monkeypatch.setattr("kvsieve.engine.hub.download", fetch)
+    source = (
+        [] if "-hf" in arguments else ["-m", str(model if "--cache-ram" in arguments else broken)]
+    )
+    ran = run("serve", "--backend", "reference", "--port", "0", *source, *arguments)
+    assert_one_line_of_error(ran)
 
 
 def test_keys_come_from_both_places(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def fake_served(
         fingerprint="f" * 16,
         isa="none",
         threads=1,
+        name="tiny",
         file_name="tiny.gguf",
         file_bytes=1000,
         cache_types=("q8_0", "q8_0"),

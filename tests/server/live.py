@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
 
 from kvsieve.engine.requests import GenerationService
 from kvsieve.server.app import create_app
@@ -79,14 +80,21 @@ def assert_still_serving(live: Live) -> None:
 @contextlib.contextmanager
 def serving(served: Served, config: ServerConfig | None = None) -> Iterator[Live]:
     config = config or ServerConfig(port=0, ping_s=0.2)
-    service: GenerationService = served.service
+    with serving_app(create_app(served, config), config, service=served.service) as live:
+        yield live
+
+
+@contextlib.contextmanager
+def serving_app(
+    app: FastAPI, config: ServerConfig, *, service: GenerationService | None = None
+) -> Iterator[Live]:
     listener = bind(config)
     ready = threading.Event()
     server = HttpServer(
-        create_app(served, config),
+        app,
         config,
         listener=listener,
-        service=service,
+        end_requests=(lambda: None) if service is None else service.close,
         on_ready=ready.set,
     )
     thread = threading.Thread(target=server.run, daemon=True)

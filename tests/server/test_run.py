@@ -47,7 +47,9 @@ listener = bind(config)
 app = create_app(fake_served(service, path), config)
 port = listener.getsockname()[1]
 ready = lambda: print(port, flush=True)
-HttpServer(app, config, listener=listener, service=service, on_ready=ready).run()
+HttpServer(
+    app, config, listener=listener, end_requests=service.close, on_ready=ready
+).run()
 print("ended", len(service.running), flush=True)
 """
 

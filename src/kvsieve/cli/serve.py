@@ -1,13 +1,13 @@
 """``kvsieve serve``: OpenAI's API, and llama.cpp's endpoints, over one model."""
 
 import sys
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
 from kvsieve.cli.options import ModelOptions
-from kvsieve.cli.profiles import profiled
 from kvsieve.cli.progress import StatusBar
 from kvsieve.cli.serve_options import (
     BatchOptions,
@@ -20,8 +20,11 @@ from kvsieve.cli.sparse_options import SparseOptions
 
 if TYPE_CHECKING:
     import socket
+    from contextlib import AbstractContextManager
 
+    from kvsieve.engine.generation import Progress
     from kvsieve.server.config import ServerConfig
+    from kvsieve.server.served import Served
 
 
 @grouped
@@ -36,6 +39,7 @@ def serve(
 ) -> None:
     """Answer OpenAI's clients over HTTP until Ctrl-C or SIGTERM.
 
+    It answers at once, and says that it is loading until the model is there.
     Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health,
     /metrics, /props, /slots, /tokenize, /detokenize, /apply-template and
     /completion, each with and without /v1. Every reply says which attention
@@ -47,44 +51,75 @@ def serve(
       kvsieve serve -m model.gguf --port 9000 --api-key-file keys.txt
       kvsieve serve --sparse-attn --sparse-k 32 --sparse-limit-k-max 128 -np 8
     """
-    from kvsieve.engine.service import Service
     from kvsieve.server.app import create_app
     from kvsieve.server.run import HttpServer, bind
-    from kvsieve.server.served import served_model
-    from kvsieve.server.state_routes import model_name
+    from kvsieve.server.startup import Startup
 
     config = server_config(listen, safety, sampling, sparse=sparse)
     template = listen.template()
+    _check_source(model)
+    with bind(config) as listener, StatusBar() as bar:
+
+        def load(check: "Progress") -> "AbstractContextManager[Served]":
+            return _served(model, batch, config, template=template, bar=bar, check=check)
+
+        def loaded(served: "Served") -> None:
+            bar.close()
+            _announce(config, listener, config.alias or served.name)
+
+        app = create_app(None, config)
+        # The server answers from here on; what needs the model is told that it is loading.
+        startup = Startup(app, load, on_loaded=loaded, on_failed=lambda: server.stop())
+        server = HttpServer(
+            app,
+            config,
+            listener=listener,
+            end_requests=startup.end_requests,
+            on_ready=startup.begin,
+        )
+        try:
+            server.run()
+        finally:
+            startup.close()
+
+
+@contextmanager
+def _served(
+    model: ModelOptions,
+    batch: BatchOptions,
+    config: "ServerConfig",
+    *,
+    template: str | None,
+    bar: StatusBar,
+    check: "Progress",
+) -> Iterator["Served"]:
+    """The model, and everything that answers for it."""
+    from kvsieve.engine.service import Service
+    from kvsieve.server.served import served_model
+
     with (
-        bind(config) as listener,
-        StatusBar() as bar,
-        open_model(model, bar=bar, sparse=config.sparse.default) as llm,
-    ):
-        bar.close()
-        default = profiled(config.sparse.default, options=sparse, llm=llm, model=model)
-        config = replace(config, sparse=replace(config.sparse, default=default))
-        service = Service(
+        open_model(model, bar=bar, sparse=config.sparse.default, on_load=check) as llm,
+        Service(
             llm,
             max_sequences=batch.parallel,
             max_queue=batch.max_queue,
             max_prefill_share=batch.max_prefill_share,
             cache_ram_bytes=batch.cache_ram << 20,
-        )
-        served = None
+        ) as service,
+    ):
+        served = served_model(llm, service, template_source=template, name=model.hub)
         try:
-            served = served_model(llm, service, template_source=template)
-            app = create_app(served, config)
-            HttpServer(
-                app,
-                config,
-                listener=listener,
-                service=service,
-                on_ready=lambda: _announce(config, listener, model_name(served, config)),
-            ).run()
+            yield served
         finally:
-            service.close()
-            if served is not None:
-                served.close()
+            served.close()
+
+
+def _check_source(model: ModelOptions) -> None:
+    """A wrong path is told at once, before anybody is answered; the Hub is asked later."""
+    from kvsieve.engine.model_loader import resolve_model
+
+    if model.hub is None:
+        resolve_model(model.source)
 
 
 def _announce(config: "ServerConfig", listener: "socket.socket", model: str) -> None:

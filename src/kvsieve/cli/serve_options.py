@@ -221,6 +221,20 @@ class BatchOptions:
         ),
     ] = 1024
 
+    def __post_init__(self) -> None:
+        for names, value, least in (
+            ("-np/--parallel", self.parallel, 1),
+            ("--max-queue", self.max_queue, 0),
+            ("-cram/--cache-ram", self.cache_ram, 0),
+        ):
+            if value < least:
+                raise ConfigError(f"{names}: expected at least {least}, got {value}")
+        if not 0 < self.max_prefill_share <= 1:
+            raise ConfigError(
+                f"--max-prefill-share: expected a share, above 0 and at most 1, got "
+                f"{self.max_prefill_share}"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class DefaultSamplingOptions:

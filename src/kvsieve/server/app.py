@@ -21,8 +21,12 @@ _UNSUPPORTED = ("/embeddings", "/responses", "/images/generations", "/audio/spee
 _log = logging.getLogger(__name__)
 
 
-def create_app(served: Served, config: ServerConfig) -> FastAPI:
-    """The application for one model."""
+def create_app(served: Served | None, config: ServerConfig) -> FastAPI:
+    """The application for one model.
+
+    None: for one that `attach` brings later. Until then every request is answered that it is
+    loading, `/health` too.
+    """
     app = FastAPI(
         title="kvsieve",
         version=__version__,
@@ -32,21 +36,22 @@ def create_app(served: Served, config: ServerConfig) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.limits = config.limits
-    reader = PromptReader(
-        tokenizer=served.tokenizer,
-        template=served.template,
-        ctx_size=served.ctx_size,
-        limits=config.limits,
-        longest_token=longest_token(served.tokenizer),
-    )
+    app.state.config = config
     # FastAPI remembers endpoints for as long as the process lives, so they hold no model.
-    app.state.context = Context(served=served, config=config, reader=reader)
+    app.state.context = None
+    if served is not None:
+        attach(app, served)
     modules = (generating_routes, text_routes, state_routes)
     for router in (*(module.router for module in modules), _unsupported_routes()):
         app.include_router(router, prefix="/v1")
         app.include_router(router, include_in_schema=False)
     _add_errors(app)
-    app.add_middleware(Gate, api_keys=config.api_keys, origins=config.cors_origins)
+    app.add_middleware(
+        Gate,
+        api_keys=config.api_keys,
+        origins=config.cors_origins,
+        is_ready=lambda: app.state.context is not None,
+    )
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -57,6 +62,19 @@ def create_app(served: Served, config: ServerConfig) -> FastAPI:
         )
     app.add_middleware(RequestIds)
     return app
+
+
+def attach(app: FastAPI, served: Served) -> None:
+    """From now on `app` answers for this model."""
+    config: ServerConfig = app.state.config
+    reader = PromptReader(
+        tokenizer=served.tokenizer,
+        template=served.template,
+        ctx_size=served.ctx_size,
+        limits=config.limits,
+        longest_token=longest_token(served.tokenizer),
+    )
+    app.state.context = Context(served=served, config=config, reader=reader)
 
 
 def _unsupported_routes() -> APIRouter:

@@ -2,7 +2,7 @@
 
 import hmac
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -11,6 +11,9 @@ from kvsieve.server.errors import ApiError
 
 OPEN_PATHS = frozenset({"/health", "/v1/health"})
 """Answered without a key: whoever restarts a server that hangs has none."""
+
+_LOADING_RETRY_S = 2
+"""Seconds after which a client may ask again whether the model is there."""
 
 _METHODS = "GET, HEAD, POST, OPTIONS"
 
@@ -39,10 +42,20 @@ class Gate:
     where the page comes from in the header Origin. Unless that is this server itself or one of
     `origins`, the request is refused; hiding the reply, which is all that browsers do, would be
     too late.
+
+    While nothing is ready to answer, it says so.
     """
 
-    def __init__(self, app: ASGIApp, *, api_keys: Sequence[str], origins: Sequence[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        api_keys: Sequence[str],
+        origins: Sequence[str],
+        is_ready: Callable[[], bool],
+    ) -> None:
         self._app = app
+        self._is_ready = is_ready
         self._keys = [key.encode() for key in api_keys]
         self._origins = frozenset(origins)
 
@@ -79,10 +92,10 @@ class Gate:
                 f"Origin: expected a page that --cors-origins allows, got {origin[:100]}",
             )
         # Keys travel with requests, not with the questions browsers ask before them.
-        if not self._keys or path in OPEN_PATHS or method == "OPTIONS":
+        if method == "OPTIONS":
             return None
-        if self._knows(headers):
-            return None
+        if not self._keys or path in OPEN_PATHS or self._knows(headers):
+            return None if self._is_ready() else _loading()
         return ApiError(
             401,
             "Authorization: expected Bearer and a valid API key, got "
@@ -100,3 +113,8 @@ class Gate:
         # Every key is compared, and each comparison takes the same time however much is right.
         found = [hmac.compare_digest(given.encode("latin-1"), key) for key in self._keys]
         return any(found)
+
+
+def _loading() -> ApiError:
+    # llama.cpp's words, which its clients look for.
+    return ApiError(503, "Loading model", headers={"Retry-After": str(_LOADING_RETRY_S)})

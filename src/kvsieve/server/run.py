@@ -13,7 +13,6 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from kvsieve.engine.requests import GenerationService
 from kvsieve.errors import ConfigError
 from kvsieve.server.config import ServerConfig
 
@@ -69,12 +68,12 @@ class _Server(uvicorn.Server):
         self,
         config: uvicorn.Config,
         *,
-        service: GenerationService,
+        end_requests: Callable[[], None],
         drain_s: float,
         on_ready: Callable[[], None],
     ) -> None:
         super().__init__(config)
-        self._service = service
+        self._end_requests = end_requests
         self._drain_s = drain_s
         self._on_ready = on_ready
 
@@ -83,7 +82,7 @@ class _Server(uvicorn.Server):
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        close = threading.Thread(target=self._service.close, daemon=True)
+        close = threading.Thread(target=self._end_requests, daemon=True)
         timer = asyncio.get_running_loop().call_later(self._drain_s, close.start)
         try:
             await super().shutdown(sockets)
@@ -92,7 +91,11 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """An application on a socket. Whoever makes it closes the service after `run`."""
+    """An application on a socket. Whoever makes it closes the engine after `run`.
+
+    end_requests  called when the time to finish is over
+    on_ready      called when the server listens
+    """
 
     def __init__(
         self,
@@ -100,7 +103,7 @@ class HttpServer:
         config: ServerConfig,
         *,
         listener: socket.socket,
-        service: GenerationService,
+        end_requests: Callable[[], None],
         on_ready: Callable[[], None],
     ) -> None:
         self._listener = listener
@@ -119,7 +122,7 @@ class HttpServer:
                 ssl_keyfile=config.ssl_key_file,
                 ssl_certfile=config.ssl_cert_file,
             ),
-            service=service,
+            end_requests=end_requests,
             drain_s=config.drain_s,
             on_ready=on_ready,
         )

@@ -42,6 +42,7 @@ class Served:
 
     template_source  text of the chat template, or None
     template         renders it, or None
+    name             what replies call the model
     file_name        of the model, without its folder
     """
 
@@ -52,6 +53,7 @@ class Served:
     fingerprint: str
     isa: str
     threads: int
+    name: str
     file_name: str
     file_bytes: int
     cache_types: tuple[str, str]
@@ -68,10 +70,15 @@ class Served:
 
 
 def served_model(
-    llm: LLM, service: GenerationService, *, template_source: str | None = None
+    llm: LLM,
+    service: GenerationService,
+    *,
+    template_source: str | None = None,
+    name: str | None = None,
 ) -> Served:
     """What there is to know of a loaded model.
 
+    `name`: what replies call it; None: as its file or folder is called.
     `template_source` replaces the chat template of its file. Either is rendered in a process of its
     own, which `Served.close` ends; TemplateError if it does not compile.
     """
@@ -93,6 +100,7 @@ def served_model(
         fingerprint=llm.info.fingerprint,
         isa=llm.info.isa,
         threads=llm.info.threads,
+        name=name or file.path.resolve().name.removesuffix(".gguf"),
         file_name=file.path.name,
         file_bytes=file.file_bytes,
         num_params=sum(math.prod(tensor.shape) for tensor in file.tensors.values()),

@@ -41,7 +41,7 @@ def _readable(path: str) -> Callable[[Endpoint], Endpoint]:
 
 def model_name(served: Served, config: ServerConfig) -> str:
     """The id of the model in replies."""
-    return config.alias or Path(served.file_name).stem
+    return config.alias or served.name
 
 
 @_readable("/health")
