@@ -1,4 +1,4 @@
-.PHONY: demo test test-slow test-arm test-avx-vnni test-transformers lint format bench-peers wheel clean
+.PHONY: demo test test-slow test-arm test-avx-vnni test-transformers test-clients lint format bench-peers wheel clean
 
 demo: ## set up, then answer from a long prompt exactly and sparsely
 	./demo
@@ -14,6 +14,9 @@ test-arm: ## the ARM core: cross-compiled, every kernel run under emulation
 
 test-transformers: ## installs PyTorch and Transformers into .venv and runs the tests of that host
 	scripts/test_transformers.sh $(ARGS)
+
+test-clients: ## installs litellm and LangChain into .venv and runs the tests that drive the server with them
+	scripts/test_clients.sh $(ARGS)
 
 test-avx-vnni: ## the AVX-VNNI kernels, on a processor with AVX-512 VNNI
 	scripts/test_avx_vnni.sh

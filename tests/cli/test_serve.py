@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from kvsieve.cli.options import DrawingOptions
 from kvsieve.cli.serve_options import (
-    DefaultSamplingOptions,
+    BatchOptions,
     ListenOptions,
     SafetyOptions,
     server_config,
@@ -109,11 +110,13 @@ def test_options_become_settings() -> None:
         SafetyOptions(
             cors_origins="https://a.example/, http://b", sparse_limit_k_max=64, body_limit=2
         ),
-        DefaultSamplingOptions(temp=0.5, predict=100),
+        BatchOptions(parallel=2, max_queue=5),
+        sampling=DrawingOptions(temp=0.5, predict=100),
         sparse=SparseOptions(sparse_attn=True, sparse_k=16),
     )
     assert config.cors_origins == ("https://a.example", "http://b")
     assert config.limits.body_bytes == 2 * 1024 * 1024
+    assert (config.limits.choices, config.limits.prompts) == (7, 7)
     assert (config.sampling.temperature, config.sampling.n_predict) == (0.5, 100)
     assert config.sparse.default is not None
     assert (config.sparse.default.k, config.sparse.max_k) == (16, 64)

@@ -88,6 +88,7 @@ def test_scripts_are_executable() -> None:
         "scripts/setup.sh",
         "scripts/lint.sh",
         "scripts/test_arm.sh",
+        "scripts/test_clients.sh",
         "scripts/test_transformers.sh",
     ]
     assert [name for name in scripts if not (ROOT / name).stat().st_mode & 0o100] == []

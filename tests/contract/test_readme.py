@@ -78,6 +78,7 @@ def test_dependencies_are_listed_with_their_reason() -> None:
         *project["build-system"]["requires"],
         *project["project"]["dependencies"],
         *project["project"]["optional-dependencies"]["dev"],
+        *project["project"]["optional-dependencies"]["clients"],
         *project["project"]["optional-dependencies"]["plot"],
         *project["project"]["optional-dependencies"]["transformers"],
     ]

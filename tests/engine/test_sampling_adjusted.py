@@ -73,6 +73,7 @@ def test_the_logits_are_not_changed():
     "wrong",
     [
         {"repeat_penalty": 0},
+        {"repeat_penalty": 1e-300},
         {"repeat_penalty": -1},
         {"repeat_penalty": float("nan")},
         {"frequency_penalty": float("inf")},

@@ -27,7 +27,15 @@ def test_foreign_pages_are_refused(live: Live, service: FakeService) -> None:
         error_of(
             live.client.post(COMPLETION, json={"prompt": "x"}, headers={"Origin": origin}), 403
         )
+    # Whoever owns a name can point it to this machine and have pages there.
+    rebound = {"Origin": "http://evil.example", "Host": "evil.example"}
+    error_of(live.client.post(COMPLETION, json={"prompt": "x"}, headers=rebound), 403)
+    two = [("Origin", live.url), ("Origin", "http://evil.example")]
+    error_of(live.client.post(COMPLETION, json={"prompt": "x"}, headers=two), 403)
     assert not service.tickets
+    for host in ("localhost:99", "localhost", "[::1]:99", "192.0.2.7"):
+        headers = {"Origin": f"http://{host}", "Host": host}
+        assert live.client.get("/v1/models", headers=headers).status_code == 200
     own = {"Origin": live.url}
     reply = live.client.post(COMPLETION, json={"prompt": "x"}, headers=own)
     assert reply.status_code == 200

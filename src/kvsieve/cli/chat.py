@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 from kvsieve.cli.generate import NO_LIMIT, summary
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
-from kvsieve.cli.options import ModelOptions, option
+from kvsieve.cli.options import DrawingOptions, ModelOptions, option
 from kvsieve.cli.profiles import profiled
 from kvsieve.cli.progress import StatusBar
-from kvsieve.cli.serve_options import DefaultSamplingOptions
 from kvsieve.cli.sparse_options import SparseOptions
 from kvsieve.errors import KvsieveError
 
@@ -54,7 +53,7 @@ class ChatOptions:
 def chat(
     *,
     options: ChatOptions,
-    sampling: DefaultSamplingOptions,
+    sampling: DrawingOptions,
     sparse: SparseOptions,
     model: ModelOptions,
 ) -> None:

@@ -9,6 +9,7 @@ from kvsieve.errors import ConfigError
 from kvsieve.types import CACHE_TYPES, CacheType
 
 __all__ = [
+    "DrawingOptions",
     "ModelOptions",
     "SamplingOptions",
     "at_least",
@@ -107,23 +108,26 @@ class ModelOptions(SourceOptions):
         return k_type, v_type  # type: ignore[return-value]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SamplingOptions:
-    """How the next token is chosen, and when to stop."""
+Predict = Annotated[
+    int,
+    integer(
+        "-n",
+        "--predict",
+        panel=_SAMPLING,
+        help="Most tokens of a reply; -1: until the model ends or the context is full.",
+    ),
+]
+Temperature = Annotated[
+    float, real("--temp", panel=_SAMPLING, help="Temperature; 0 takes the best token.")
+]
 
-    predict: Annotated[
-        int,
-        integer(
-            "-n",
-            "--predict",
-            panel=_SAMPLING,
-            help="Most tokens to generate; -1: until the model ends or the context is full.",
-        ),
-    ] = 128
-    temp: Annotated[
-        float,
-        real("--temp", panel=_SAMPLING, help="Temperature; 0 takes the best token."),
-    ] = 0.0
+
+@dataclass(frozen=True, kw_only=True)
+class DrawingOptions:
+    """How the next token is chosen, and how many there may be, with llama.cpp's defaults."""
+
+    predict: Predict = -1
+    temp: Temperature = 0.8
     top_k: Annotated[
         int,
         integer("--top-k", panel=_SAMPLING, help="Draw from the N best; 0 is off."),
@@ -148,6 +152,23 @@ class SamplingOptions:
         int,
         integer("-s", "--seed", panel=_SAMPLING, help="-1 takes a random one."),
     ] = -1
+
+    def __post_init__(self) -> None:
+        if self.predict < -1:
+            raise ConfigError(
+                f"-n/--predict: expected a number of tokens, or -1 (until the context is full), "
+                f"got {self.predict}"
+            )
+        if self.seed < -1:
+            raise ConfigError(f"-s/--seed: expected -1 (random) or more, got {self.seed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions(DrawingOptions):
+    """The same for one reply, the best token each time unless told otherwise, and when to stop."""
+
+    predict: Predict = 128
+    temp: Temperature = 0.0
     stop: Annotated[
         list[str],
         option(
@@ -162,12 +183,3 @@ class SamplingOptions:
         bool,
         option("--ignore-eos", panel=_SAMPLING, help="Go on when the model says it is done."),
     ] = False
-
-    def __post_init__(self) -> None:
-        if self.predict < -1:
-            raise ConfigError(
-                f"-n/--predict: expected a number of tokens, or -1 (until the context is full), "
-                f"got {self.predict}"
-            )
-        if self.seed < -1:
-            raise ConfigError(f"-s/--seed: expected -1 (random) or more, got {self.seed}")

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
-from kvsieve.cli.options import ModelOptions
+from kvsieve.cli.options import DrawingOptions, ModelOptions
 from kvsieve.cli.progress import StatusBar
 from kvsieve.cli.serve_options import (
     BatchOptions,
-    DefaultSamplingOptions,
     ListenOptions,
     SafetyOptions,
     server_config,
@@ -33,7 +32,7 @@ def serve(
     listen: ListenOptions,
     safety: SafetyOptions,
     batch: BatchOptions,
-    sampling: DefaultSamplingOptions,
+    sampling: DrawingOptions,
     sparse: SparseOptions,
     model: ModelOptions,
 ) -> None:
@@ -43,7 +42,8 @@ def serve(
     Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health,
     /metrics, /props, /slots, /tokenize, /detokenize, /apply-template and
     /completion, each with and without /v1. Every reply says which attention
-    ran. See docs/server.md.
+    ran. Sampling options hold for requests that do not say otherwise. See
+    docs/server.md.
 
     \b
     Examples:
@@ -55,7 +55,7 @@ def serve(
     from kvsieve.server.run import HttpServer, bind
     from kvsieve.server.startup import Startup
 
-    config = server_config(listen, safety, sampling, sparse=sparse)
+    config = server_config(listen, safety, batch, sampling=sampling, sparse=sparse)
     template = listen.template()
     _check_source(model)
     with bind(config) as listener, StatusBar() as bar:

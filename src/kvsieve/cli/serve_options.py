@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from kvsieve.cli.options import integer, option, real
+from kvsieve.cli.options import DrawingOptions, integer, option, real
 from kvsieve.cli.sparse_options import SparseOptions
 from kvsieve.errors import ConfigError
 from kvsieve.server.config import (
@@ -18,7 +18,6 @@ from kvsieve.server.config import (
 _SERVER = "Server"
 _SAFETY = "Who may do what"
 _BATCH = "Several at once"
-_SAMPLING = "Sampling of requests that do not say"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,65 +235,17 @@ class BatchOptions:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class DefaultSamplingOptions:
-    """How replies are drawn if a request does not say."""
-
-    predict: Annotated[
-        int,
-        integer(
-            "-n",
-            "--predict",
-            panel=_SAMPLING,
-            help="Most tokens of a reply; -1: until the model ends or the context is full.",
-        ),
-    ] = -1
-    temp: Annotated[
-        float, real("--temp", panel=_SAMPLING, help="Temperature; 0 takes the best token.")
-    ] = 0.8
-    top_k: Annotated[
-        int, integer("--top-k", panel=_SAMPLING, help="Draw from the N best; 0 is off.")
-    ] = 40
-    top_p: Annotated[
-        float,
-        real(
-            "--top-p",
-            panel=_SAMPLING,
-            help="Draw from the fewest tokens that hold this probability; 1 is off.",
-        ),
-    ] = 0.95
-    min_p: Annotated[
-        float,
-        real(
-            "--min-p",
-            panel=_SAMPLING,
-            help="Leave out tokens less probable than this share of the best; 0 is off.",
-        ),
-    ] = 0.05
-    seed: Annotated[
-        int, integer("-s", "--seed", panel=_SAMPLING, help="-1 takes a random one each time.")
-    ] = -1
-
-    def defaults(self) -> SamplingDefaults:
-        """The same as the server takes it."""
-        return SamplingDefaults(
-            temperature=self.temp,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            seed=self.seed,
-            n_predict=self.predict,
-        )
-
-
 def server_config(
     listen: ListenOptions,
     safety: SafetyOptions,
-    sampling: DefaultSamplingOptions,
+    batch: BatchOptions,
     *,
+    sampling: DrawingOptions,
     sparse: SparseOptions,
 ) -> ServerConfig:
     """The server's settings; ConfigError on a value out of range."""
+    # More sequences than may run and wait would be refused however often they are asked for.
+    at_once = min(RequestLimits.choices, batch.parallel + batch.max_queue)
     origins = [one.strip().rstrip("/") for one in (safety.cors_origins or "").split(",")]
     return ServerConfig(
         host=listen.host,
@@ -310,8 +261,15 @@ def server_config(
         slot_save_path=listen.folder(),
         ssl_key_file=safety.ssl_key_file,
         ssl_cert_file=safety.ssl_cert_file,
-        limits=RequestLimits(body_bytes=safety.body_limit * MIB),
-        sampling=sampling.defaults(),
+        limits=RequestLimits(body_bytes=safety.body_limit * MIB, choices=at_once, prompts=at_once),
+        sampling=SamplingDefaults(
+            temperature=sampling.temp,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+            n_predict=sampling.predict,
+        ),
         sparse=SparsePolicy(
             default=sparse.setting,
             per_request=not safety.sparse_fixed,

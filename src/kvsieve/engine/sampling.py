@@ -363,14 +363,14 @@ def _checked_real(name: str, value: object, maximum: float) -> float:
 
 def _checked_penalty(name: str, value: object) -> float:
     number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else np.nan
-    lowest = 0.0 if name == "repeat_penalty" else -LARGEST_PENALTY
+    # Logits are divided by a repeat penalty.
+    lowest = 1 / LARGEST_PENALTY if name == "repeat_penalty" else -LARGEST_PENALTY
     # Written so that NaN, which compares false with everything, is refused.
-    if lowest <= number <= LARGEST_PENALTY and (number or name != "repeat_penalty"):
+    if lowest <= number <= LARGEST_PENALTY:
         return number
-    allowed = "above 0" if name == "repeat_penalty" else f"of at least {lowest:g}"
     raise ConfigError(
-        f"[SamplingParams] {name}: expected a number {allowed} and at most {LARGEST_PENALTY:g}, "
-        f"got {value!r}"
+        f"[SamplingParams] {name}: expected a number of at least {lowest:g} and at most "
+        f"{LARGEST_PENALTY:g}, got {value!r}"
     )
 
 

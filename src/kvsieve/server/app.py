@@ -13,6 +13,7 @@ from kvsieve.server.context import Context
 from kvsieve.server.errors import ApiError
 from kvsieve.server.gate import Gate, RequestIds
 from kvsieve.server.prompts import PromptReader, longest_token
+from kvsieve.server.protocol import SparseFields
 from kvsieve.server.served import Served
 from kvsieve.version import __version__
 
@@ -137,6 +138,9 @@ def _first_problem(error: RequestValidationError) -> ApiError:
     message = str(problem["msg"])
     if problem["type"] == "missing":
         return ApiError(400, f"{where}: expected a value, got none", param=param)
+    if problem["type"] == "extra_forbidden":
+        known = ", ".join(SparseFields.model_fields)  # the only body that is closed
+        return ApiError(400, f"{where}: expected one of {known}, got another field", param=param)
     shown = repr(problem.get("input"))[:80]
     expected = message.removeprefix("Input should be ")
     return ApiError(400, f"{where}: expected {expected}, got {shown}", param=param)

@@ -1,8 +1,10 @@
 """What every request passes before an endpoint sees it: keys, origins, paths, request ids."""
 
 import hmac
+import re
 import secrets
 from collections.abc import Callable, Sequence
+from ipaddress import ip_address
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,6 +17,7 @@ OPEN_PATHS = frozenset({"/health", "/v1/health"})
 _LOADING_RETRY_S = 2
 """Seconds after which a client may ask again whether the model is there."""
 
+_PORT = re.compile(r":\d+$")
 _METHODS = "GET, HEAD, POST, OPTIONS"
 
 
@@ -39,9 +42,9 @@ class Gate:
     """Refuses requests without a valid key and those that foreign web pages made.
 
     A browser sends requests of any page to any server, this machine's own among them, and says
-    where the page comes from in the header Origin. Unless that is this server itself or one of
-    `origins`, the request is refused; hiding the reply, which is all that browsers do, would be
-    too late.
+    where the page comes from in the header Origin. Unless that is this server itself, by its
+    address, or one of `origins`, the request is refused; hiding the reply, which is all that
+    browsers do, would be too late.
 
     While nothing is ready to answer, it says so.
     """
@@ -85,12 +88,12 @@ class Gate:
             await self._app(scope, receive, send)
 
     def _refusal(self, headers: Headers, path: str, method: str) -> ApiError | None:
-        origin = headers.get("origin")
-        if origin is not None and not self._allows(origin, headers.get("host", "")):
-            return ApiError(
-                403,
-                f"Origin: expected a page that --cors-origins allows, got {origin[:100]}",
-            )
+        for origin in headers.getlist("origin"):
+            if not self._allows(origin, headers.get("host", "")):
+                return ApiError(
+                    403,
+                    f"Origin: expected a page that --cors-origins allows, got {origin[:100]}",
+                )
         # Keys travel with requests, not with the questions browsers ask before them.
         if method == "OPTIONS":
             return None
@@ -104,8 +107,9 @@ class Gate:
         )
 
     def _allows(self, origin: str, host: str) -> bool:
-        own = origin.partition("://")[2]
-        return bool(self._origins & {"*", origin}) or (own != "" and own == host)
+        if self._origins & {"*", origin}:
+            return True
+        return origin.partition("://")[2] == host and _is_address(host)
 
     def _knows(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -113,6 +117,22 @@ class Gate:
         # Every key is compared, and each comparison takes the same time however much is right.
         found = [hmac.compare_digest(given.encode("latin-1"), key) for key in self._keys]
         return any(found)
+
+
+def _is_address(host: str) -> bool:
+    """Whether a Host header names a machine in a way that no foreign page can take over.
+
+    Anybody can give a name of their own to this machine's address, and their pages would then seem
+    to come from here (DNS rebinding).
+    """
+    name = host.rpartition(":")[0] if _PORT.search(host) else host
+    if name == "localhost":
+        return True
+    try:
+        ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _loading() -> ApiError:
