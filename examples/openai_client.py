@@ -30,7 +30,8 @@ stream = client.chat.completions.create(
     stream=True,
     stream_options={"include_usage": True},
     # Fields that OpenAI does not have go here.
-    extra_body={"sparse": {"k": 16, "selector": "even"}},
+    # As many blocks as hold 90 % of the attention, by the estimate of selector `anchors`.
+    extra_body={"sparse": {"mass": 0.9}},
 )
 for chunk in stream:
     if chunk.choices and chunk.choices[0].delta.content:
@@ -39,8 +40,24 @@ for chunk in stream:
         attention = chunk.model_extra["attention"]
         timings = chunk.model_extra["timings"]
 print()
+kept = attention["kept_mass"]
 print("attention:", attention["mode"], attention["density"])
+print("kept mass:", "everything" if kept is None else f"about {kept['mean']:.3f}")
 print(f"prompt: {timings['prompt_per_second']:.0f} tokens/s, {timings['cache_n']} from the cache")
+
+print("-- how probable a text is")
+for ending in (" Paris", " a banana"):
+    scored = client.completions.create(
+        model=model,
+        prompt="The capital of France is" + ending,
+        max_tokens=0,
+        echo=True,
+        logprobs=0,
+    )
+    logprobs = scored.choices[0].logprobs
+    start = len("The capital of France is")
+    places = zip(logprobs.text_offset, logprobs.token_logprobs, strict=True)
+    print(f"{ending!r}: {sum(value for place, value in places if place >= start):.2f}")
 
 print("-- JSON that fits a schema")
 reply = client.chat.completions.create(

@@ -1,8 +1,12 @@
 """What a request takes from earlier ones: the same bits as a cold run, and no more than that."""
 
+import time
+
 import pytest
 
+from kvsieve.attention.config import SelectorName, SparseAttention
 from kvsieve.engine.llm import LLM
+from kvsieve.engine.requests import Event
 from kvsieve.engine.sampling import SamplingParams
 from tests.engine.serving import MODES, Client, MakeService, make_ids
 
@@ -125,3 +129,64 @@ def test_exact_and_sparse_runs_do_not_mix(make_service: MakeService, served: LLM
     for mode in ("exact", "even", "probe", "exact", "even", "probe"):
         client = Client(service, prompt, params, sparse=MODES[mode])
         assert client.token_ids == served.generate(prompt, params, sparse=MODES[mode]).token_ids
+
+
+SPARSE_MODES = [name for name, sparse in MODES.items() if sparse is not None]
+
+
+@pytest.mark.parametrize("mode", SPARSE_MODES)
+def test_a_conversation_goes_on_behind_its_last_reply_if_that_is_wanted(
+    make_service: MakeService, mode: str
+):
+    sparse = MODES[mode]
+    service = make_service(reuse_generated=True)
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    first = Client(service, make_ids(130, seed=3), params, sparse=sparse)
+    # The last token of a reply has not been through the model.
+    said = [*make_ids(130, seed=3), *first.token_ids]
+    turn = [*said, *make_ids(20, seed=4)]
+    few = SamplingParams(max_tokens=6, ignore_eos=True)
+    second = Client(service, turn, few, sparse=sparse)
+    assert second.cached == (len(said) - 1) // 32 * 32
+    # The same again, from what both have left; and nothing of it for other settings.
+    third = Client(service, turn, few, sparse=sparse)
+    assert third.token_ids == second.token_ids
+    assert third.cached >= second.cached
+    exact = Client(service, turn, few)
+    assert exact.cached == 0
+    without = make_service()
+    Client(without, make_ids(130, seed=3), params, sparse=sparse).wait()
+    assert Client(without, turn, few, sparse=sparse).cached < second.cached
+
+
+@pytest.mark.parametrize("selector", ["probe", "even", "anchors", "window"])
+def test_what_is_reused_of_a_reply_is_what_was_there(
+    make_service: MakeService, served: LLM, selector: SelectorName
+):
+    """Where everything fits the budget sparse is exact, so every turn has one right answer.
+
+    The replies could outgrow the budget, for which the selector keeps its data, but are cancelled
+    before they do.
+    """
+    sparse = SparseAttention(k=7, selector=selector, dense_tail=0)
+    service = make_service(reuse_generated=True)
+    endless = SamplingParams(max_tokens=400, ignore_eos=True)
+    said, kept = make_ids(65, seed=5), 0
+    for turn in range(3):
+        said += make_ids(5, seed=turn)
+        box: list[Client] = []
+
+        def stop(event: Event, box: list[Client] = box) -> None:
+            while not box:
+                time.sleep(0.001)
+            if len(box[0].tokens) >= 20:
+                box[0].ticket.cancel()
+
+        box.append(Client(service, said, endless, sparse=sparse, on_event=stop))
+        tokens = box[0].token_ids
+        assert len(tokens) == 20
+        params = SamplingParams(max_tokens=len(tokens), ignore_eos=True)
+        assert tokens == served.generate(said, params).token_ids
+        assert box[0].cached == kept
+        said = said + tokens
+        kept = (len(said) - 1) // 32 * 32

@@ -105,6 +105,7 @@ def _served(
             max_queue=batch.max_queue,
             max_prefill_share=batch.max_prefill_share,
             cache_ram_bytes=batch.cache_ram << 20,
+            reuse_generated=batch.reuse_generated,
         ) as service,
     ):
         served = served_model(llm, service, template_source=template, name=model.hub)

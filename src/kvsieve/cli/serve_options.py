@@ -219,6 +219,15 @@ class BatchOptions:
             "quicker; 0 is off.",
         ),
     ] = 1024
+    reuse_generated: Annotated[
+        bool,
+        option(
+            "--reuse-generated",
+            panel=_BATCH,
+            help="With sparse attention, let the next turn of a conversation reuse the last reply "
+            "too. Quicker; it may then differ from the same conversation read anew.",
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
         for names, value, least in (

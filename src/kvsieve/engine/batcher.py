@@ -46,12 +46,14 @@ class Batcher:
         prefix: PrefixCache,
         pace: PromptPace,
         num_slots: int,
+        reuse_generated: bool = False,
     ) -> None:
         self.engine = engine
         self.preparation = preparation
         self.pool = pool
         self.prefix = prefix
         self.pace = pace
+        self.reuse_generated = reuse_generated
         self.slots = [Slot(place) for place in range(num_slots)]
         self.waiting: deque[Job] = deque()
         self.counters = Counters()
@@ -247,6 +249,7 @@ class Batcher:
         sequence, max_new_tokens = self.preparation.sequence_for(
             job.prompt_ids, request.params, sparse=request.sparse, pool=self.pool
         )
+        sequence.reuses_generated = self.reuse_generated
         job.reply = Reply(
             sequence, request.params, engine=self.engine, max_new_tokens=max_new_tokens
         )

@@ -3,7 +3,8 @@ way is reused (docs/selection.md, 2 and 6; decision 6).
 
 Exact rows have the same bits whether they were read in a prompt or generated. A sparse tile of a
 prompt depends on the plan and on all of its rows. Rows that sparse decoding generated are what no
-prompt would compute.
+prompt would compute. They are reused if the user asks for it, and so are tiles of an exact tail: a
+conversation then goes on where it was, and not quite as if it had been read anew.
 """
 
 from dataclasses import asdict
@@ -16,9 +17,16 @@ from kvsieve.engine.sequence import Sequence
 from kvsieve.types import BLOCK_SIZE
 
 
-def prompt_origins(sparse: SparseAttention | None, *, prompt_len: int) -> list[bytes]:
-    """Origin of each block that a prompt of `prompt_len` tokens touches, were it read now."""
+def prompt_origins(
+    sparse: SparseAttention | None, *, prompt_len: int, any_way: bool = False
+) -> list[bytes]:
+    """Origin of each block that a prompt of `prompt_len` tokens touches, were it read now.
+
+    `any_way`: what the same settings computed in whatever way will do.
+    """
     num_blocks = blocks_for(prompt_len)
+    if any_way and sparse is not None:
+        return [f"any way, {sparse!r}".encode()] * num_blocks
     plan = sparse_plan(sparse, prompt_len=prompt_len, is_prefill=True)
     if plan is None:
         return [EXACT] * num_blocks
@@ -31,6 +39,10 @@ def prompt_origins(sparse: SparseAttention | None, *, prompt_len: int) -> list[b
 def reusable_tokens(sequence: Sequence) -> tuple[int, list[bytes]]:
     """How many of the first tokens of `sequence` others may reuse, and their blocks' origins."""
     done, prompt_len = sequence.cache.num_tokens, sequence.prompt_len
+    any_way = sequence.reuses_generated
+    if any_way and sequence.sparse is not None:
+        whole = done // BLOCK_SIZE * BLOCK_SIZE
+        return whole, prompt_origins(sequence.sparse, prompt_len=whole, any_way=True)
     origins = prompt_origins(sequence.sparse, prompt_len=prompt_len)
     if done < prompt_len:
         # A chunk may have ended within a tile only where the prompt does.

@@ -24,7 +24,9 @@ def begin(prefix: PrefixCache, job: Job) -> None:
         sequence.snapshots_at = SNAPSHOT_TOKENS
     if not job.request.cache_prompt or sequence.scores_prompt:
         return
-    origins = prompt_origins(sequence.sparse, prompt_len=sequence.prompt_len)
+    origins = prompt_origins(
+        sequence.sparse, prompt_len=sequence.prompt_len, any_way=sequence.reuses_generated
+    )
     # The last row has to run, because it is what gives logits.
     limit = sequence.prompt_len - 1
     match = prefix.match(sequence.prompt_ids, origins, limit=limit, snapshot_kind=kind)
@@ -48,10 +50,7 @@ def keep_prompt(prefix: PrefixCache, job: Job) -> None:
     is_whole = at == len(job.kept) * BLOCK_SIZE and at > job.snapshot_at
     if kind is None or not is_whole or at != _snapshot_before(sequence, at):
         return
-    snapshot = sequence.cache.snapshot(since=job.snapshot_at)
-    if snapshot is not None:
-        prefix.add_snapshot(job.kept[-1], kind, snapshot)
-        job.snapshot_at = at
+    _keep_snapshot(prefix, job, sequence, kind=kind)
 
 
 def keep_all(prefix: PrefixCache, job: Job) -> I32:
@@ -59,7 +58,13 @@ def keep_all(prefix: PrefixCache, job: Job) -> I32:
     sequence = job.sequence
     assert sequence is not None  # it has run
     done, origins = reusable_tokens(sequence)
-    return _keep(prefix, job, sequence, tokens=done, origins=origins)
+    ids = _keep(prefix, job, sequence, tokens=done, origins=origins)
+    kind = snapshot_kind(sequence) if sequence.reuses_generated else None
+    if kind is not None and job.snapshot_at < done == len(job.kept) * BLOCK_SIZE:
+        # Nothing runs after this, so the sequence may end with its last whole block.
+        sequence.cache.truncate(done)
+        _keep_snapshot(prefix, job, sequence, kind=kind)
+    return ids
 
 
 def snapshot_kind(sequence: Sequence) -> str | None:
@@ -68,6 +73,14 @@ def snapshot_kind(sequence: Sequence) -> str | None:
     if cache.index_layout is None and cache.importance is None:
         return None
     return repr((cache.index_layout, cache.importance is not None))
+
+
+def _keep_snapshot(prefix: PrefixCache, job: Job, sequence: Sequence, *, kind: str) -> None:
+    """Leave what selectors keep of the tokens so far, which end with a whole block."""
+    snapshot = sequence.cache.snapshot(since=job.snapshot_at)
+    if snapshot is not None:
+        prefix.add_snapshot(job.kept[-1], kind, snapshot)
+        job.snapshot_at = sequence.cache.num_tokens
 
 
 def _keep(

@@ -58,6 +58,8 @@ class Sequence:
     `num_cached` of them went through it for an earlier request, and came from a prefix cache.
     `snapshots_at`: chunks of the prompt end on multiples of so many tokens, and on the last one of
     32 before its end, because what selectors keep is saved there for other sequences.
+    `reuses_generated`: it takes from a prefix cache, and leaves there, what was not computed as a
+    prompt of its own would be.
     `scores_prompt`: the logits of every prompt row are wanted, not only those of the last.
     `full_layers`: the model's layers that have no window, and so may be sparse.
     """
@@ -67,6 +69,7 @@ class Sequence:
     sparse: SparseAttention | None = None
     num_cached: int = 0
     snapshots_at: int | None = None
+    reuses_generated: bool = False
     scores_prompt: bool = False
     full_layers: tuple[int, ...] = ()
     output_ids: list[int] = field(default_factory=list)

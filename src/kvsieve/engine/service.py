@@ -47,6 +47,8 @@ class Service:
     max_queue          requests that may wait for a slot
     max_prefill_share  of the time, for reading prompts while replies are being generated
     cache_ram_bytes    for blocks of past requests, and what selectors keep with them
+    reuse_generated    of sparse requests, reuse also what a cold run would compute differently:
+                       what was generated, and the exact tails of earlier prompts
 
     The class is a `GenerationService`: see there for what its methods take, give and raise.
     """
@@ -59,6 +61,7 @@ class Service:
         max_queue: int = 64,
         max_prefill_share: float = 0.5,
         cache_ram_bytes: int = DEFAULT_CACHE_RAM,
+        reuse_generated: bool = False,
     ) -> None:
         _check_count("max_sequences", max_sequences, minimum=1)
         _check_count("max_queue", max_queue, minimum=0)
@@ -74,6 +77,7 @@ class Service:
             prefix=PrefixCache(pool, max_bytes=cache_ram_bytes),
             pace=pace,
             num_slots=max_sequences,
+            reuse_generated=reuse_generated,
         )
         self._store = SlotStore(self._batcher, fingerprint=llm.info.fingerprint)
         self._changed = threading.Condition()
