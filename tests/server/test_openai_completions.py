@@ -5,6 +5,7 @@ from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from tests.server.fake_service import FakeService
 from tests.server.live import TEXT
@@ -134,6 +135,18 @@ def test_json_formats_become_constraints(client: openai.OpenAI, service: FakeSer
     assert '"integer"' in service.last.params.constraint.source  # type: ignore[union-attr]
     client.chat.completions.create(model="m", messages=HI, response_format={"type": "text"})
     assert service.last.params.constraint is None
+
+
+def test_a_reply_is_parsed(client: openai.OpenAI, service: FakeService) -> None:
+    class Person(BaseModel):
+        name: str
+        age: int
+
+    text = '{"name": "Ada", "age": 36}'
+    service.script = lambda _: service.tokenizer.encode(text, add_special=False)
+    reply = client.chat.completions.parse(model="m", messages=HI, response_format=Person)
+    assert reply.choices[0].message.parsed == Person(name="Ada", age=36)
+    assert service.last.params.constraint is not None
 
 
 def test_a_schema_that_cannot_be_kept_is_refused(client: openai.OpenAI) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from kvsieve.engine.tokenizer import Tokenizer
 from kvsieve.errors import NumericalError, QueueFullError
-from kvsieve.server.config import ServerConfig
+from kvsieve.server.config import ServerConfig, SparsePolicy
 from kvsieve.server.served import Served
 from tests.server.conftest import CONTEXT, fake_served
 from tests.server.fake_service import FakeService
@@ -103,6 +103,17 @@ def test_keys(served: Served) -> None:
         assert live.client.get("/v1/models", headers={"X-Api-Key": "sesame"}).status_code == 200
         for path in ("/health", "/v1/health", "/health/"):
             assert live.client.get(path).json() == {"status": "ok"}
+
+
+def test_what_the_operator_does_not_allow(served: Served) -> None:
+    fixed = ServerConfig(port=0, sparse=SparsePolicy(per_request=False))
+    with serving(served, fixed) as live:
+        url = f"{live.url}/v1"
+        with openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
+            asked: Any = {"model": "m", "messages": HI}
+            with pytest.raises(openai.PermissionDeniedError, match="setting is fixed"):
+                client.chat.completions.create(**asked, extra_body={"sparse": {"k": 4}})
+            assert client.chat.completions.create(**asked).choices
 
 
 def test_an_error_in_a_stream_that_began_is_raised_by_the_client(

@@ -11,7 +11,7 @@ from kvsieve.attention.config import SparseAttention
 from kvsieve.engine.llm import LLM
 from kvsieve.engine.sampling import SamplingParams
 from kvsieve.server.config import ServerConfig, SparsePolicy
-from kvsieve.server.served import Served
+from kvsieve.server.served import Served, served_model
 from tests.server.live import Live, begin, serving, wait_until
 
 COLOURS: Any = [{"role": "user", "content": "Name three colours."}]
@@ -254,6 +254,53 @@ def _person() -> Any:
         age: int
 
     return Person
+
+
+TOOLS_TEMPLATE = (
+    "{% if tools %}<|im_start|>system\nTools:{% for tool in tools %} {{ tool | tojson }}"
+    "{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_demanded_call_comes_whatever_the_model_is(smollm2: Served, stream: bool) -> None:
+    """The model knows nothing of tools; the constraint makes it call one with fitting arguments."""
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Oslo"]}, "days": {"enum": [1, 2, 3]}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    service: Any = smollm2.service
+    served = served_model(service.llm, service, template_source=TOOLS_TEMPLATE)
+    try:
+        with (
+            serving(served, ServerConfig(port=0)) as live,
+            openai.OpenAI(base_url=f"{live.url}/v1", api_key="x", max_retries=0) as client,
+        ):
+            reply: Any = client.chat.completions.create(
+                **{**GREEDY, "max_tokens": 80},
+                messages=[{"role": "user", "content": "Will it rain in Oslo?"}],
+                tools=[tool],  # type: ignore[list-item]
+                tool_choice="required",
+                stream=stream,
+            )
+            if stream:
+                chunks = [chunk.choices[0] for chunk in reply]
+                reason = chunks[-1].finish_reason
+                calls = [call for one in chunks for call in one.delta.tool_calls or []]
+            else:
+                reason, calls = reply.choices[0].finish_reason, reply.choices[0].message.tool_calls
+    finally:
+        served.close()
+    (call,) = calls
+    assert (reason, call.function.name) == ("tool_calls", "weather")
+    arguments = json.loads(call.function.arguments)
+    assert arguments["city"] in ("Paris", "Oslo")
+    assert arguments["days"] in (1, 2, 3)
 
 
 def test_logit_bias_and_penalties_reach_the_engine(client: openai.OpenAI, served: Served) -> None:
