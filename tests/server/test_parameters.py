@@ -19,6 +19,9 @@ TIGHT = SparsePolicy(default=DEFAULT, min_k=3, max_k=4)
 WIDE = SparsePolicy(default=DEFAULT, min_k=200)
 BY_MASS = SparseAttention(selector="anchors", mass=0.95, warn_mass=0.8)
 MASS = SparsePolicy(default=BY_MASS)
+BY_PROFILE = SparseAttention(exact_layers=(1,), layer_k=((2, 5),), profile="p.json")
+PROFILED = SparsePolicy(default=BY_PROFILE)
+LAYERS = SparsePolicy(default=replace(BY_PROFILE, profile=""))
 
 
 @pytest.mark.parametrize(
@@ -44,6 +47,10 @@ MASS = SparsePolicy(default=BY_MASS)
         (MASS, {"k": 9}, SparseAttention(selector="anchors", k=9, warn_mass=0.8)),
         (MASS, {"selector": "even"}, SparseAttention(selector="even")),
         (MASS, {"share": "group"}, replace(BY_MASS, share="group")),
+        (PROFILED, {"enabled": True}, BY_PROFILE),
+        (PROFILED, {"k": 9}, SparseAttention(k=9)),
+        (LAYERS, {"k": 9}, SparseAttention(k=9, exact_layers=(1,), layer_k=((2, 5),))),
+        (LAYERS, {"mass": 0.9}, SparseAttention(selector="anchors", mass=0.9, exact_layers=(1,))),
         (BOUND, {"k": 64}, SparseAttention(k=64, selector="even")),
         (BOUND, {"k": 8}, SparseAttention(k=8, selector="even")),
         (FIXED, None, None),

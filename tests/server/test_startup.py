@@ -14,7 +14,7 @@ from kvsieve.errors import ModelFileError
 from kvsieve.server.app import attach, create_app
 from kvsieve.server.config import ServerConfig
 from kvsieve.server.served import Served
-from kvsieve.server.startup import Startup
+from kvsieve.server.startup import Ready, Startup
 from tests.server.conftest import fake_served
 from tests.server.fake_service import FakeService
 from tests.server.live import CHAT, COMPLETION, PATIENCE_S, TEXT, USER, error_of, post, serving_app
@@ -40,7 +40,7 @@ def test_while_the_model_loads_everybody_is_told_so(served: Served) -> None:
         with openai.OpenAI(base_url=f"{live.url}/v1", api_key="sesame", max_retries=0) as client:
             with pytest.raises(openai.InternalServerError, match="Loading model"):
                 client.completions.create(model="m", prompt="x")
-            attach(app, served)
+            attach(app, served, config)
             assert client.completions.create(model="m", prompt="x").choices[0].text == TEXT
         assert live.client.get("/health").json() == {"status": "ok"}
 
@@ -50,6 +50,7 @@ class Steps:
 
     def __init__(self, served: Served) -> None:
         self.served = served
+        self.config = ServerConfig(port=0, alias="later")
         self.said: list[str] = []
         self.go = threading.Event()
         self.fail: Exception | None = None
@@ -57,14 +58,14 @@ class Steps:
         self.failed = threading.Event()
 
     @contextlib.contextmanager
-    def load(self, check: Any) -> Iterator[Served]:
+    def load(self, check: Any) -> Iterator[Ready]:
         self.said.append("opened")
         try:
             while not self.go.wait(0.001):
                 check(1, 2)
             if self.fail is not None:
                 raise self.fail
-            yield self.served
+            yield Ready(served=self.served, config=self.config)
         finally:
             self.said.append("closed")
 
@@ -91,6 +92,7 @@ def test_a_model_comes_and_goes(steps: Steps, service: FakeService) -> None:
     steps.go.set()
     assert steps.loaded.wait(PATIENCE_S)
     assert app.state.context.served is steps.served
+    assert app.state.context.config is steps.config
     startup.end_requests()
     assert service.is_closed
     assert steps.said == ["opened"]

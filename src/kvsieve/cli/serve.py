@@ -3,11 +3,13 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
 from kvsieve.cli.options import DrawingOptions, ModelOptions
+from kvsieve.cli.profiles import profiled
 from kvsieve.cli.progress import StatusBar
 from kvsieve.cli.serve_options import (
     BatchOptions,
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     from kvsieve.engine.generation import Progress
     from kvsieve.server.config import ServerConfig
-    from kvsieve.server.served import Served
+    from kvsieve.server.startup import Ready
 
 
 @grouped
@@ -60,12 +62,12 @@ def serve(
     _check_source(model)
     with bind(config) as listener, StatusBar() as bar:
 
-        def load(check: "Progress") -> "AbstractContextManager[Served]":
-            return _served(model, batch, config, template=template, bar=bar, check=check)
+        def load(check: "Progress") -> "AbstractContextManager[Ready]":
+            opened = _Opened(model=model, batch=batch, config=config, sparse=sparse)
+            return opened.serving(template=template, bar=bar, check=check)
 
-        def loaded(served: "Served") -> None:
-            bar.close()
-            _announce(config, listener, config.alias or served.name)
+        def loaded(ready: "Ready") -> None:
+            _announce(config, listener, config.alias or ready.served.name)
 
         app = create_app(None, config)
         # The server answers from here on; what needs the model is told that it is loading.
@@ -83,36 +85,42 @@ def serve(
             startup.close()
 
 
-@contextmanager
-def _served(
-    model: ModelOptions,
-    batch: BatchOptions,
-    config: "ServerConfig",
-    *,
-    template: str | None,
-    bar: StatusBar,
-    check: "Progress",
-) -> Iterator["Served"]:
-    """The model, and everything that answers for it."""
-    from kvsieve.engine.service import Service
-    from kvsieve.server.served import served_model
+@dataclass(frozen=True, kw_only=True)
+class _Opened:
+    """What the model is opened with."""
 
-    with (
-        open_model(model, bar=bar, sparse=config.sparse.default, on_load=check) as llm,
-        Service(
-            llm,
-            max_sequences=batch.parallel,
-            max_queue=batch.max_queue,
-            max_prefill_share=batch.max_prefill_share,
-            cache_ram_bytes=batch.cache_ram << 20,
-            reuse_generated=batch.reuse_generated,
-        ) as service,
-    ):
-        served = served_model(llm, service, template_source=template, name=model.hub)
-        try:
-            yield served
-        finally:
-            served.close()
+    model: ModelOptions
+    batch: BatchOptions
+    config: "ServerConfig"
+    sparse: SparseOptions
+
+    @contextmanager
+    def serving(
+        self, *, template: str | None, bar: StatusBar, check: "Progress"
+    ) -> Iterator["Ready"]:
+        """The model, and everything that answers for it, until the server has ended."""
+        from kvsieve.engine.service import Service
+        from kvsieve.server.served import served_model
+        from kvsieve.server.startup import Ready
+
+        model, batch, config = self.model, self.batch, self.config
+        with open_model(model, bar=bar, sparse=config.sparse.default, on_load=check) as llm:
+            bar.close()
+            default = profiled(config.sparse.default, options=self.sparse, llm=llm, model=model)
+            config = replace(config, sparse=replace(config.sparse, default=default))
+            with Service(
+                llm,
+                max_sequences=batch.parallel,
+                max_queue=batch.max_queue,
+                max_prefill_share=batch.max_prefill_share,
+                cache_ram_bytes=batch.cache_ram << 20,
+                reuse_generated=batch.reuse_generated,
+            ) as service:
+                served = served_model(llm, service, template_source=template, name=model.hub)
+                try:
+                    yield Ready(served=served, config=config)
+                finally:
+                    served.close()
 
 
 def _check_source(model: ModelOptions) -> None:

@@ -37,11 +37,10 @@ def create_app(served: Served | None, config: ServerConfig) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.limits = config.limits
-    app.state.config = config
     # FastAPI remembers endpoints for as long as the process lives, so they hold no model.
     app.state.context = None
     if served is not None:
-        attach(app, served)
+        attach(app, served, config)
     modules = (generating_routes, text_routes, state_routes)
     for router in (*(module.router for module in modules), _unsupported_routes()):
         app.include_router(router, prefix="/v1")
@@ -65,9 +64,8 @@ def create_app(served: Served | None, config: ServerConfig) -> FastAPI:
     return app
 
 
-def attach(app: FastAPI, served: Served) -> None:
-    """From now on `app` answers for this model."""
-    config: ServerConfig = app.state.config
+def attach(app: FastAPI, served: Served, config: ServerConfig) -> None:
+    """From now on `app` answers for this model, with `config`'s settings of what it generates."""
     reader = PromptReader(
         tokenizer=served.tokenizer,
         template=served.template,

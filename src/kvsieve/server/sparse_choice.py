@@ -67,7 +67,11 @@ def _with_consequences(
     mass stay within the operator's bounds. Only `anchors` estimates mass.
     """
     changes = dict(changes)
+    if base.profile:
+        # It was measured with the other setting.
+        changes |= {"exact_layers": (), "layer_k": (), "profile": ""}
     if "mass" in changes:
+        changes["layer_k"] = ()
         changes.setdefault("selector", "anchors")
         most = min(base.k_max, policy.max_k or base.k_max)
         changes["k_max"] = max(most, policy.min_k)

@@ -3,11 +3,13 @@
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 from fastapi import FastAPI
 
 from kvsieve.engine.requests import GenerationService
 from kvsieve.server.app import attach
+from kvsieve.server.config import ServerConfig
 from kvsieve.server.served import Served
 
 Progress = Callable[[int, int], None]
@@ -18,6 +20,14 @@ _PATIENCE_S = 10.0
 
 class _NotWantedError(Exception):
     """Raised inside a load when the server is told to stop; never leaves this module."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A loaded model, and the settings of the server with what is known since."""
+
+    served: Served
+    config: ServerConfig
 
 
 class Startup:
@@ -32,9 +42,9 @@ class Startup:
     def __init__(
         self,
         app: FastAPI,
-        load: Callable[[Progress], AbstractContextManager[Served]],
+        load: Callable[[Progress], AbstractContextManager[Ready]],
         *,
-        on_loaded: Callable[[Served], None],
+        on_loaded: Callable[[Ready], None],
         on_failed: Callable[[], None],
     ) -> None:
         self._app = app
@@ -66,10 +76,10 @@ class Startup:
 
     def _run(self) -> None:
         try:
-            with self._load(self._check) as served:
-                self._service = served.service
-                attach(self._app, served)
-                self._on_loaded(served)
+            with self._load(self._check) as ready:
+                self._service = ready.served.service
+                attach(self._app, ready.served, ready.config)
+                self._on_loaded(ready)
                 self._is_over.wait()
         except _NotWantedError:
             pass
