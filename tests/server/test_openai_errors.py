@@ -105,7 +105,7 @@ def test_keys(served: Served) -> None:
             assert live.client.get(path).json() == {"status": "ok"}
 
 
-def test_what_the_operator_does_not_allow(served: Served) -> None:
+def test_what_the_operator_does_not_allow(served: Served, service: FakeService) -> None:
     fixed = ServerConfig(port=0, sparse=SparsePolicy(per_request=False))
     with serving(served, fixed) as live:
         url = f"{live.url}/v1"

@@ -22,7 +22,7 @@ from tests.server.live import CHAT, COMPLETION, PATIENCE_S, TEXT, USER, error_of
 LOADING = {"code": 503, "message": "Loading model", "type": "unavailable_error", "param": None}
 
 
-def test_while_the_model_loads_everybody_is_told_so(served: Served) -> None:
+def test_while_the_model_loads_everybody_is_told_so(served: Served, service: FakeService) -> None:
     config = ServerConfig(port=0, api_keys=("sesame",))
     app = create_app(None, config)
     with serving_app(app, config) as live:
