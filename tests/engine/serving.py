@@ -27,6 +27,7 @@ MODES = {
     "probe": SparseAttention(k=3, dense_tail=32),
     "even": SparseAttention(k=2, selector="even", share="group", dense_tail=0),
     "anchors": SparseAttention(k=4, selector="anchors", dense_tail=0),
+    "mass": SparseAttention(selector="anchors", mass=0.5, k_min=2, k_max=4, dense_tail=32),
     "minmax": SparseAttention(k=4, selector="minmax", dense_tail=32),
     "mean": SparseAttention(k=2, block_size=64, selector="mean", dense_tail=0),
     "meanstd": SparseAttention(k=4, selector="meanstd", share="group", dense_tail=0),

@@ -19,6 +19,7 @@ TIGHT = SparsePolicy(default=DEFAULT, min_k=3, max_k=4)
 WIDE = SparsePolicy(default=DEFAULT, min_k=200)
 BY_MASS = SparseAttention(selector="anchors", mass=0.95, warn_mass=0.8)
 MASS = SparsePolicy(default=BY_MASS)
+RANDOM = SparsePolicy(default=SparseAttention(selector="random", seed=5))
 BY_PROFILE = SparseAttention(exact_layers=(1,), layer_k=((2, 5),), profile="p.json")
 PROFILED = SparsePolicy(default=BY_PROFILE)
 LAYERS = SparsePolicy(default=replace(BY_PROFILE, profile=""))
@@ -47,6 +48,9 @@ LAYERS = SparsePolicy(default=replace(BY_PROFILE, profile=""))
         (MASS, {"k": 9}, SparseAttention(selector="anchors", k=9, warn_mass=0.8)),
         (MASS, {"selector": "even"}, SparseAttention(selector="even")),
         (MASS, {"share": "group"}, replace(BY_MASS, share="group")),
+        (OPEN, {"selector": "oracle"}, SparseAttention(selector="oracle")),
+        (RANDOM, {"k": 9}, SparseAttention(k=9, selector="random", seed=5)),
+        (RANDOM, {"selector": "window"}, SparseAttention(selector="window")),
         (PROFILED, {"enabled": True}, BY_PROFILE),
         (PROFILED, {"k": 9}, SparseAttention(k=9)),
         (LAYERS, {"k": 9}, SparseAttention(k=9, exact_layers=(1,), layer_k=((2, 5),))),
@@ -76,6 +80,7 @@ def test_attention_of_a_request(
         (OPEN, {"mass": 0.9, "k": 8}, 400),
         (OPEN, {"mass": 0.9, "selector": "even"}, 400),
         (FIXED, {"mass": 0.9}, 403),
+        (BOUND, {"selector": "oracle"}, 403),
         (BOUND, {"k": 7}, 400),
         (BOUND, {"k": 65}, 400),
         (BOUND, {"enabled": False}, 403),

@@ -30,6 +30,13 @@ def sparse_attention(fields: SparseFields | None, policy: SparsePolicy) -> Spars
     if "k" in changes and "mass" in changes:
         raise invalid("sparse", expected="one of k and mass", got="both")
     base = policy.default or SparseAttention()
+    if changes.get("selector") == "oracle" != base.selector and policy.max_k is not None:
+        raise ApiError(
+            403,
+            "sparse.selector: expected one that reads no more than it chooses, because this server "
+            f"allows at most {policy.max_k} blocks per query, got oracle",
+            param="sparse",
+        )
     try:
         chosen = replace(base, **_with_consequences(changes, base=base, policy=policy))
     except ConfigError as error:
@@ -78,7 +85,10 @@ def _with_consequences(
         changes["k_min"] = min(max(base.k_min, policy.min_k), changes["k_max"])
     if "k" in changes:
         changes["mass"] = None
-    if changes.get("selector", base.selector) != "anchors":
+    selector = changes.get("selector", base.selector)
+    if selector != "anchors":
         changes.setdefault("mass", None)
         changes["warn_mass"] = 0.0
+    if selector != "random":
+        changes["seed"] = 0
     return changes
