@@ -172,6 +172,7 @@ def test_an_unknown_kind_of_weights(tiny: Path):
         ("folder", "q4", (0.4, 0.54)),
         ("Q4_K", "auto", (1.0, 1.2)),
         ("Q6_K", "auto", (1.2, 1.4)),
+        ("Q8_0", "auto", (0.9, 1.0)),
     ],
 )
 def test_loading_takes_little_more_memory_than_the_result(
@@ -182,6 +183,11 @@ def test_loading_takes_little_more_memory_than_the_result(
     path = tmp_path / "large"
     if kind == "folder":
         write_large_folder(path)
+    elif kind == "Q8_0":  # nearly all of it the embedding, which is the output matrix too
+        write_tiny_gguf(
+            path, layers=1, hidden=4096, heads=4, kv_heads=4, head_dim=64, ffn=256, vocab=20_000,
+            weight_type=kind,
+        )  # fmt: skip
     else:
         write_tiny_gguf(
             path, layers=8, hidden=1024, heads=16, kv_heads=4, head_dim=64, ffn=2816,

@@ -2,7 +2,7 @@
 
 Q4_0, Q4_1, Q8_0 and F32 stay as the file has them: views of the mapping, packed by the backend.
 Q5_0 and Q4_K keep their codes in blocks of another type (`models.reblock`). All others become f32
-and are packed from there. What is converted is so a slice of rows at a time.
+and are packed from there. Everything is read a slice of rows at a time.
 """
 
 import math
@@ -90,8 +90,7 @@ def weight_source(
     Returns
     -------
     WeightSource
-        ``data`` is ``u8 [rows, row_bytes]`` or ``f32 [rows, cols]``: a read-only view of the
-        mapping where the file already has that form, else `ConvertedRows`.
+        ``data`` is `ConvertedRows`, ``u8 [rows, row_bytes]`` or ``f32 [rows, cols]``.
 
     Raises
     ------
@@ -104,23 +103,28 @@ def weight_source(
     encoding = _ENCODINGS[info.ggml_type]
     raw = file.raw(name).reshape(rows, -1)
     kept = encoding.packs_as
+    convert: Callable[[U8], AnyArray] = partial(dequantise, ggml_type=info.ggml_type)
+    width: int = cols
+    dtype: np.dtype[Any] = np.dtype(np.float32)
     if kept != "f32" and weight_kind(info, mode) == _PACKED_KIND[kept]:
-        blocks: AnyArray | ConvertedRows = raw
-        if info.ggml_type in REBLOCKED:
-            width = cols // GROUP * _PACKED_BLOCK_BYTES[kept]
-            blocks = ConvertedRows(
-                file, raw, REBLOCKED[info.ggml_type], width=width, dtype=np.dtype(np.uint8)
-            )
-        return WeightSource(data=blocks, format=kept, rows=rows, cols=cols)
-    if info.ggml_type == "F32":
-        return WeightSource(data=raw.view("<f4"), format="f32", rows=rows, cols=cols)
-    floats = partial(dequantise, ggml_type=info.ggml_type)
-    data = ConvertedRows(file, raw, floats, width=cols, dtype=np.dtype(np.float32))
-    return WeightSource(data=data, format="f32", rows=rows, cols=cols)
+        convert = REBLOCKED.get(info.ggml_type, _as_it_is)
+        width, dtype = cols // GROUP * _PACKED_BLOCK_BYTES[kept], np.dtype(np.uint8)
+    else:
+        kept = "f32"
+    data = ConvertedRows(file, raw, convert, width=width, dtype=dtype)
+    return WeightSource(data=data, format=kept, rows=rows, cols=cols)
+
+
+def _as_it_is(raw: U8) -> U8:
+    return raw
 
 
 class ConvertedRows:
-    """Rows of a file in another form ``[rows, width]`` than it has, made slice by slice."""
+    """Rows of a file in the form ``[rows, width]`` that is packed, made slice by slice.
+
+    Where the file has that form they are views of the mapping, whose pages leave memory when the
+    next slice is asked for.
+    """
 
     def __init__(
         self,
@@ -138,9 +142,8 @@ class ConvertedRows:
         self._convert = convert
 
     def __getitem__(self, rows: slice) -> AnyArray:
-        values = self._convert(self._raw[rows])
         self._file.forget_pages()
-        return values
+        return self._convert(self._raw[rows])
 
 
 def weight_kind(info: TensorInfo, mode: WeightMode) -> WeightKind:
