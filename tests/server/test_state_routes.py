@@ -8,7 +8,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvsieve.server.config import ServerConfig
+from kvsieve.attention.config import SparseAttention
+from kvsieve.server.config import ServerConfig, SparsePolicy
 from kvsieve.server.served import Served
 from tests.server.fake_service import HISTOGRAMS, FakeService
 from tests.server.live import Live, serving
@@ -90,6 +91,14 @@ def test_props(live: Live) -> None:
     assert "im_start" in props["chat_template"]
     assert props["chat_template_caps"] == {"supports_tools": False, "supports_tool_calls": False}
     assert props["attention"] == {"mode": "exact", "per_request": True, "k_min": 1, "k_max": None}
+
+
+def test_props_name_the_profile_of_the_sparse_default(served: Served) -> None:
+    default = SparseAttention(k=4, selector="even", layer_k=((1, 8),), profile="tiny.sparse.json")
+    policy = SparsePolicy(default=default)
+    with serving(served, ServerConfig(port=0, sparse=policy)) as live:
+        attention = live.client.get("/props").json()["attention"]
+    assert (attention["k"], attention["profile"]) == (4, "tiny.sparse.json")
 
 
 def test_slots(live: Live, service: FakeService) -> None:

@@ -167,9 +167,12 @@ def _model(served: Served, config: ServerConfig) -> dict[str, Any]:
 
 def _props(served: Served, config: ServerConfig) -> dict[str, Any]:
     defaults, sparse = config.sampling, config.sparse
+    asked: dict[str, Any] = {}
+    if sparse.default is not None:
+        asked = asked_of(sparse.default) | {"profile": sparse.default.profile or None}
     attention: dict[str, Any] = {
         "mode": "exact" if sparse.default is None else "sparse",
-        **({} if sparse.default is None else asked_of(sparse.default)),
+        **asked,
         "per_request": sparse.per_request,
         "k_min": sparse.min_k,
         "k_max": sparse.max_k,
