@@ -58,3 +58,13 @@ def test_the_original_rule_at_k_1_finds_none_beyond_1024_tokens(llm, setting):
     rows = rows_of(llm, "sparse:k=1", [2000, 4000, 6000], setting)
     assert [row.answer for row in rows if row.hit] == []
     assert all(row.mode == "sparse" for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("selector", ["probe", "even", "anchors", "window", "random"])
+def test_controls_lose_the_pass_key_in_the_middle(llm, selector):
+    """Where others find it with the same budget, so that finding it means something."""
+    asked = trials(parse_arms([f"sparse:k=16,selector={selector},share=group"]), ["C"])
+    rows = list(run_answers(llm, task="passkey", trials=asked, lengths=[2000, 4000], depths=[0.5]))
+    assert [row.mode for row in rows] == ["sparse"] * 2
+    assert [row.hit for row in rows] == [selector not in ("window", "random")] * 2

@@ -1,8 +1,9 @@
 """What an operator decides about a server, as values that are checked when they are made."""
 
 from dataclasses import dataclass, field
+from typing import get_args
 
-from kvsieve.attention.config import SparseAttention
+from kvsieve.attention.config import CONTROLS, SelectorName, SparseAttention
 from kvsieve.errors import ConfigError
 
 MIB = 1 << 20
@@ -72,6 +73,12 @@ class SparsePolicy:
                 "[SparsePolicy] max_k: expected a sparse default beside it, because exact "
                 f"attention reads every block, got max_k={self.max_k} and exact"
             )
+
+    @property
+    def selectors(self) -> tuple[str, ...]:
+        """What a request may choose: selectors for evaluation only where the operator did."""
+        has_control = self.default is not None and self.default.selector in CONTROLS
+        return tuple(name for name in get_args(SelectorName) if has_control or name not in CONTROLS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from kvsieve.attention.config import SparseAttention
+from kvsieve.attention.config import CONTROLS, SparseAttention
 from kvsieve.errors import ConfigError
 from kvsieve.server.config import SparsePolicy
 from kvsieve.server.errors import ApiError, from_engine, invalid
@@ -30,12 +30,12 @@ def sparse_attention(fields: SparseFields | None, policy: SparsePolicy) -> Spars
     if "k" in changes and "mass" in changes:
         raise invalid("sparse", expected="one of k and mass", got="both")
     base = policy.default or SparseAttention()
-    if changes.get("selector") == "oracle" != base.selector and policy.max_k is not None:
+    if changes.get("selector") in CONTROLS and changes["selector"] not in policy.selectors:
         raise ApiError(
             403,
-            "sparse.selector: expected one that reads no more than it chooses, because this server "
-            f"allows at most {policy.max_k} blocks per query, got oracle",
-            param="sparse",
+            f"sparse.selector: expected one of {', '.join(policy.selectors)}, "
+            f"got {changes['selector']} (for evaluation only)",
+            param="sparse.selector",
         )
     try:
         chosen = replace(base, **_with_consequences(changes, base=base, policy=policy))
