@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from kvsieve.errors import ConfigError
+from kvsieve.kernels.backend import BlockRule
 from kvsieve.types import BLOCK_SIZE
 
 SelectorName = Literal[
@@ -46,6 +47,8 @@ class SparseAttention:
     profile     file of `kvsieve calibrate` that `exact_layers` and `layer_k` came from
     warn_mass   a reply whose estimated kept mass is under this says so; 0: never
     seed        of ``random``
+    rule        a selector written in Python (`attention.selectors.base.Selector`) in the place of
+                `selector`, under this budget; slower, and for `LLM` alone
     """
 
     k: int = 32
@@ -63,6 +66,7 @@ class SparseAttention:
     profile: str = ""
     warn_mass: float = 0.0
     seed: int = 0
+    rule: BlockRule | None = None
 
     def __post_init__(self) -> None:
         _check_int("k", self.k, minimum=1)
@@ -83,11 +87,28 @@ class SparseAttention:
         _check_choice("share", self.share, get_args(Share))
         _check_choice("phase", self.phase, get_args(Phase))
         self._check_budget()
+        self._check_rule()
         _check_int("seed", self.seed, minimum=0)
         if self.seed and self.selector != "random":
             raise ConfigError(
                 f"[SparseAttention] seed: expected selector random, got {self.selector}"
             )
+
+    def _check_rule(self) -> None:
+        if self.rule is None:
+            return
+        if not callable(getattr(self.rule, "block_lists", None)):
+            raise ConfigError(f"[SparseAttention] rule: expected a Selector, got {self.rule!r}")
+        if self.selector != "probe" or self.mass is not None:
+            raise ConfigError(
+                "[SparseAttention] rule: expected neither selector nor mass beside it, got "
+                f"{self.selector} and {self.mass}"
+            )
+
+    @property
+    def selector_name(self) -> str:
+        """The selector's, or the class of the rule in its place."""
+        return self.selector if self.rule is None else type(self.rule).__name__
 
     def _check_budget(self) -> None:
         _check_int("k_min", self.k_min, minimum=1)
@@ -171,7 +192,7 @@ class SparseAttention:
     @property
     def uses_importance(self) -> bool:
         """Whether prefill has to record how much attention each token received."""
-        return self.selector == "probe" and self.phase != "prefill"
+        return self.selector == "probe" and self.phase != "prefill" and self.rule is None
 
 
 def _check_int(name: str, value: object, *, minimum: int) -> None:

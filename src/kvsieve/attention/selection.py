@@ -116,6 +116,8 @@ def select_blocks(
 
 def selector_for(sparse: SparseAttention) -> Selector:
     """The built-in selector that `sparse` names, with its settings."""
+    if isinstance(sparse.rule, Selector):
+        return sparse.rule.under(k=sparse.k, block_size=sparse.block_size, share=sparse.share)
     budget: dict[str, Any] = {
         "k": sparse.largest_budget,
         "block_size": sparse.block_size,

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kvsieve.attention.config import SelectorName, Share
+from kvsieve.attention.config import Share
 from kvsieve.types import F32
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -169,7 +169,7 @@ class AttentionReport:
     """
 
     mode: Literal["exact", "sparse"]
-    selector: SelectorName | None
+    selector: str | None
     share: Share | None
     k: int | None
     block_size: int | None

@@ -24,6 +24,7 @@ def sparse_plan(
         exact_layers=sparse.exact_layers,
         layer_k=sparse.layer_k,
         seed=sparse.seed,
+        rule=sparse.rule,
     )
 
 
@@ -32,6 +33,8 @@ def selector_index(sparse: SparseAttention, layout: PageLayout) -> SelectorIndex
 
     Evenly spaced keys are packed beside a q8_0 key cache only.
     """
+    if sparse.rule is not None:
+        return None
     if sparse.selector not in ("probe", "even"):
         return summary_layout(sparse.selector, head_dim=layout.head_dim)
     if layout.k_type != "q8_0":

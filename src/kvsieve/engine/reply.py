@@ -193,7 +193,7 @@ def attention_report(sequence: Sequence) -> AttentionReport:
     is_sparse = sparse is not None and because is None
     return AttentionReport(
         mode="sparse" if is_sparse else "exact",
-        selector=sparse.selector if sparse else None,
+        selector=sparse.selector_name if sparse else None,
         share=sparse.share if sparse else None,
         k=sparse.largest_budget if sparse else None,
         block_size=sparse.block_size if sparse else None,

@@ -100,7 +100,12 @@ class Service:
         preparation = self.llm.preparation
         ids = preparation.prompt_ids(request.prompt_ids)
         preparation.checked_params(request.params)
-        checked_sparse(request.sparse)
+        sparse = checked_sparse(request.sparse)
+        if sparse is not None and sparse.rule is not None:
+            raise ConfigError(
+                "[Service] sparse.rule: expected none, because requests share steps and a cache, "
+                f"got {sparse.selector_name}"
+            )
         if request.slot is not None:
             self._check_slot("submit", request.slot)
         if request.params.constraint is not None:

@@ -18,7 +18,7 @@ def choose_bytes(sparse: SparseAttention | None, layout: PageLayout, *, num_kv_h
     """
     if sparse is None or sparse.selector in ("window", "random"):
         return 0.0
-    if sparse.selector == "oracle":
+    if sparse.rule is not None or sparse.selector == "oracle":
         return key_bytes(layout.k_type, layout.head_dim)
     index = selector_index(sparse, layout)
     if index is not None:

@@ -135,7 +135,8 @@ class SparsePlan:
     ``k`` counts selection blocks of ``block_size`` tokens (a multiple of 32). With ``mass``
     (of selectors `by_shares`) blocks are taken until their share of the attention reaches it, at
     least ``k_min`` and at most ``k``; 0: always ``k``. Layers in ``exact_layers`` run exactly,
-    those in ``layer_k``, pairs (layer, k), have that budget. ``seed`` is for ``random``.
+    those in ``layer_k``, pairs (layer, k), have that budget. ``seed`` is for ``random``. A ``rule``
+    takes the selector's place; the backends themselves refuse one.
     """
 
     selector: SelectorKind
@@ -150,6 +151,7 @@ class SparsePlan:
     exact_layers: tuple[int, ...] = ()
     layer_k: tuple[tuple[int, int], ...] = ()
     seed: int = 0
+    rule: "BlockRule | None" = None
 
     @property
     def by_shares(self) -> bool:
@@ -248,6 +250,18 @@ class BlockLists:
     num_tiles: int
     indptr: I64
     indices: I32
+
+
+class BlockRule(Protocol):
+    """Chooses blocks in Python, between the two halves of a layer."""
+
+    def block_lists(
+        self, q: F32, k: F32, *, plan: SparsePlan, is_prefill: bool, scale: float
+    ) -> BlockLists | None:
+        """Blocks for queries f32 ``[Hq, Tq, D]``, the last positions of keys f32 ``[Hkv, n, D]``.
+
+        Called where `plan` lets some of the rows be sparse; None: everything.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)

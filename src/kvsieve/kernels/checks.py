@@ -87,6 +87,10 @@ def _check_extras(function: str, segment: Segment, end: int) -> None:
             f"got {importance.dtype} {importance.shape}"
         )
     plan = segment.sparse
+    if plan is not None and plan.rule is not None:
+        raise ConfigError(
+            f"[{function}] segment.sparse: expected a selector of the kernels, got a rule in Python"
+        )
     if plan is not None and (function == "score_blocks" or plan.decode_is_sparse(end)):
         needed = summary_layout(plan.selector, head_dim=segment.layout.head_dim)
         if needed is not None and (index is None or layout != needed):

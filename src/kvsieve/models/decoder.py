@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from kvsieve.errors import ModelFileError, NumericalError, ShapeError
-from kvsieve.kernels.backend import Backend, LayerWeights, Segment, StepStats
+from kvsieve.kernels.backend import Backend, LayerShape, LayerWeights, Segment, StepStats
 from kvsieve.models.balance import balanced_norms
 from kvsieve.models.config import ModelConfig
 from kvsieve.models.model_file import TensorFile
 from kvsieve.models.rope import RopeTable
+from kvsieve.models.split_step import SplitStep, chooses_in_python
 from kvsieve.models.tensors import (
     ROPE_FACTORS,
     embedding_name,
@@ -77,10 +78,8 @@ class Decoder:
             file, embedding_name(config), expect=table, scale=config.embedding_scale
         )
         self._ropes, self._rope_of_layer = _rope_tables(config, file)
-        self._layers = [
-            backend.build_layer(layer_shape(config, layer), self._layer_weights(layer))
-            for layer in range(config.num_layers)
-        ]
+        self._parts: list[tuple[LayerShape, LayerWeights]] = []
+        self._layers = [self._built(layer) for layer in range(config.num_layers)]
         self._output_norm = self._vector(output_norm_name(config), config.hidden_size, norm=True)
         # With 4-bit layers too the output keeps 8 bits: every logit comes straight from it.
         mode: WeightMode = "auto" if weights == "q4" else weights
@@ -130,17 +129,16 @@ class Decoder:
             self._file.forget_pages()
             self._rows_read = 0
         # Layers that rotate by other angles have a step of their own over the same rows.
-        steps = [self.backend.begin_step(segments, *rope.rows(positions)) for rope in self._ropes]
+        steps = [self._begin(segments, *rope.rows(positions)) for rope in self._ropes]
         # Behind the last layer's attention only the rows whose logits are wanted matter.
         wanted = np.unique(np.asarray(logit_rows or [], np.int32))
         last = len(self._layers) - 1
-        for index, layer in enumerate(self._layers):
+        for index in range(len(self._layers)):
             kept = wanted if index == last and len(wanted) < len(hidden) else None
-            step = steps[self._rope_of_layer[index]]
-            self.backend.run_layer(layer, index, hidden, step, kept=kept)
+            self._run_layer(index, hidden, steps[self._rope_of_layer[index]], kept=kept)
             if on_layer is not None:
                 on_layer()
-        stats = _added([self.backend.step_stats(step) for step in steps])
+        stats = _added([self._stats(step) for step in steps])
         if logit_rows is None:
             return None, stats
         start = perf_counter_ns()
@@ -159,6 +157,27 @@ class Decoder:
                 "[Decoder.forward] logits: expected finite numbers, got NaN or inf"
             )
         return logits
+
+    def _built(self, layer: int) -> Any:
+        """The backend's layer; what it is made of stays at hand for split steps."""
+        parts = layer_shape(self.config, layer), self._layer_weights(layer)
+        self._parts.append(parts)
+        return self.backend.build_layer(*parts)
+
+    def _begin(self, segments: Sequence[Segment], cos: F32, sin: F32) -> Any:
+        if chooses_in_python(segments):
+            return SplitStep.begin(self.backend, segments, cos, sin)
+        return self.backend.begin_step(segments, cos, sin)
+
+    def _run_layer(self, index: int, hidden: F32, step: Any, *, kept: I32 | None) -> None:
+        layer = self._layers[index]
+        if isinstance(step, SplitStep):
+            step.run_layer(layer, self._parts[index], index, hidden=hidden, kept=kept)
+        else:
+            self.backend.run_layer(layer, index, hidden, step, kept=kept)
+
+    def _stats(self, step: Any) -> StepStats:
+        return step.stats() if isinstance(step, SplitStep) else self.backend.step_stats(step)
 
     def _layer_weights(self, layer: int) -> LayerWeights:
         matrices = {

@@ -1,13 +1,14 @@
 """What all selectors share: gate, budget, guards, choice of the best blocks, packing."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvsieve.attention.block_mask import BlockMask
 from kvsieve.attention.config import Share
 from kvsieve.attention.inputs import AttentionShape, attention_shape
+from kvsieve.kernels.backend import BlockLists, SparsePlan
 from kvsieve.kernels.reference.selection import (
     causal_blocks,
     count_blocks,
@@ -27,7 +28,8 @@ from kvsieve.types import BLOCK_SIZE, F32, I32, I64
 
 @dataclass(frozen=True, kw_only=True)
 class Selector(ABC):
-    """A rule for choosing blocks. A new one overrides `score`, and `pick` if it has no guards.
+    """A rule for choosing blocks. A new one overrides `score`, and `pick` if it has no guards; then
+    ``SparseAttention(rule=...)`` runs it in the engine.
 
     k           budget in selection blocks, everything read included
     block_size  tokens per selection block, 32 or a multiple of it
@@ -54,6 +56,21 @@ class Selector(ABC):
         count, except under `share` ``group`` and in prefill, where distances from the row's best
         block are compared between rows.
         """
+
+    def under(self, *, k: int, block_size: int, share: Share) -> "Selector":
+        """The same rule under another budget."""
+        return replace(self, k=k, block_size=block_size, share=share)
+
+    def block_lists(
+        self, q: F32, k: F32, *, plan: SparsePlan, is_prefill: bool, scale: float
+    ) -> BlockLists | None:
+        """See `BlockRule`: how the engine asks for a selection; budget and gate are the plan's."""
+        own = self.under(k=plan.k, block_size=plan.block_size, share=plan.share)
+        if is_prefill:
+            mask = own.select_prefill(q, k, scale=scale, exact_from_tile=plan.exact_from_tile)
+        else:
+            mask = own.select_decode(q, k, scale=scale)
+        return mask.to_block_lists()
 
     def coarse(self, q: F32, k: F32, *, scale: float) -> F32 | None:
         """What the first of two levels compares, or None: every block gets its full score.
@@ -158,7 +175,7 @@ class Selector(ABC):
         if not tile_is_sparse(tile, self.k, exact_from_tile=exact_from, block_size=self.block_size):
             return [causal_blocks(tile)] * num_kv_heads
         start = k.shape[1] - q.shape[1]
-        rows = q[:, tile * BLOCK_SIZE - start : (tile + 1) * BLOCK_SIZE - start]
+        rows = q[:, max(0, tile * BLOCK_SIZE - start) : (tile + 1) * BLOCK_SIZE - start]
         own = tile * BLOCK_SIZE // self.block_size
         scores = self.score(rows, k[:, : own * self.block_size], scale=scale)
         merged = merge_tile(scores.reshape(num_kv_heads, -1, own))

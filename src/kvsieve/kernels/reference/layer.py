@@ -16,15 +16,9 @@ from kvsieve.kernels.backend import (
     StepStats,
 )
 from kvsieve.kernels.checks import check_f32, check_kept, check_layer, check_segment
+from kvsieve.kernels.layer_parts import after_attention, before_attention
+from kvsieve.kernels.reference import dense
 from kvsieve.kernels.reference.attention import attend
-from kvsieve.kernels.reference.dense import (
-    PackedWeight,
-    gelu_mul,
-    project,
-    rms_norm,
-    rope,
-    silu_mul,
-)
 from kvsieve.kernels.reference.pages import append
 from kvsieve.kernels.reference.segment_selection import choose, count_pairs, kept_mass
 from kvsieve.types import F32, I32
@@ -103,14 +97,7 @@ def run_layer(
     check_kept(kept, num_rows=step.num_rows)
     clock = _Clock(step.stats)
 
-    x = rms_norm(hidden, weights.attn_norm, eps=shape.rms_norm_eps)
-    q = _heads(x, weights.q_proj, weights.q_bias, shape.num_q_heads)
-    k = _heads(x, weights.k_proj, weights.k_bias, shape.num_kv_heads)
-    v = _heads(x, weights.v_proj, weights.v_bias, shape.num_kv_heads)
-    q = _norm_heads(q, weights.q_norm, eps=shape.rms_norm_eps)
-    k = _norm_heads(k, weights.k_norm, eps=shape.rms_norm_eps)
-    q = rope(q, step.cos, step.sin, interleaved=shape.rope_interleaved)
-    k = rope(k, step.cos, step.sin, interleaved=shape.rope_interleaved)
+    q, k, v = before_attention(dense, shape, weights, hidden=hidden, cos=step.cos, sin=step.sin)
     clock.charge("dense_ns")
 
     attended = np.empty_like(q)
@@ -146,21 +133,11 @@ def run_layer(
 
     rows_kept = slice(None) if kept is None else kept
     if kept is None or len(kept):
-        hidden[rows_kept] = _after_attention(layer, hidden[rows_kept], attended[rows_kept])
+        hidden[rows_kept] = after_attention(
+            dense, shape, weights, hidden=hidden[rows_kept], attended=attended[rows_kept]
+        )
     clock.charge("dense_ns")
     return traces
-
-
-def _after_attention(layer: Layer, hidden: F32, attended: F32) -> F32:
-    """Output projection and MLP; hidden f32 ``[N, W]``, attended f32 ``[N, Hq, D]``."""
-    shape, weights = layer.shape, layer.weights
-    added = project(attended.reshape(len(hidden), -1), weights.o_proj)
-    hidden = hidden + _normed(added, weights.attn_post_norm, eps=shape.rms_norm_eps)
-    x = rms_norm(hidden, weights.ffn_norm, eps=shape.rms_norm_eps)
-    activate = gelu_mul if shape.gate == "gelu" else silu_mul
-    gated = activate(project(x, weights.gate_proj), project(x, weights.up_proj))
-    added = project(gated, weights.down_proj)
-    return hidden + _normed(added, weights.ffn_post_norm, eps=shape.rms_norm_eps)
 
 
 class _Clock:
@@ -174,23 +151,3 @@ class _Clock:
         now = perf_counter_ns()
         setattr(self._stats, counter, getattr(self._stats, counter) + now - self._last)
         self._last = now
-
-
-def _heads(x: F32, weight: PackedWeight, bias: F32 | None, num_heads: int) -> F32:
-    """A projection, f32 ``[T, H, D]``, plus its bias where there is one."""
-    y = project(x, weight)
-    if bias is not None:
-        y = y + bias
-    return y.reshape(len(x), num_heads, -1)
-
-
-def _normed(x: F32, weight: F32 | None, *, eps: float) -> F32:
-    """RMS norm of each row of ``x [T, W]``, where the architecture has one."""
-    return x if weight is None else rms_norm(x, weight, eps=eps)
-
-
-def _norm_heads(x: F32, weight: F32 | None, *, eps: float) -> F32:
-    """RMS norm of each head of ``x [T, H, D]``, where the architecture has one."""
-    if weight is None:
-        return x
-    return rms_norm(x.reshape(-1, x.shape[2]), weight, eps=eps).reshape(x.shape)
