@@ -46,7 +46,9 @@ def main() -> None:
     with LLM("smollm2") as llm:
         task = passkey(llm.tokenizer, length=2000, depth=0.5)
         for name, sparse in settings.items():
-            reply = llm.generate(task.text, SamplingParams(max_tokens=8), sparse=sparse)
+            reply = llm.generate(
+                task.token_ids, SamplingParams(max_tokens=task.reply_tokens), sparse=sparse
+            )
             read = reply.attention.decode.density
             print(
                 f"{name}: {reply.text!r}, read {read:.2f} of the blocks, "
