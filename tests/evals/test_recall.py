@@ -115,6 +115,21 @@ def test_what_the_engine_estimated_stands_beside_the_truth(llm: LLM, passage: Pa
     assert (row.estimate, row.estimate_mae, row.estimate_bias) == (None, None, None)
 
 
+def test_the_oracle_keeps_what_it_says(llm: LLM, passage: Passage) -> None:
+    """One selection per head, from true masses; the best blocks do without guards."""
+    rows = {}
+    for selector in ("oracle", "random"):
+        trial = trial_of(f"sparse:k=4,selector={selector}")
+        (rows[selector],) = recall_rows(
+            measure_recall(llm, passage, trial=trial), passage, trial=trial
+        )
+    row = rows["oracle"]
+    assert row.estimate == pytest.approx(row.kept_mass, abs=1e-3)
+    assert row.estimate_mae is not None
+    assert row.estimate_mae < 3e-3  # queries are kept in 8 bits, and measured in 32
+    assert rows["random"].kept_mass < row.kept_mass <= row.oracle + 1e-6
+
+
 def test_the_error_of_an_estimate_by_hand() -> None:
     rest = dict.fromkeys(("oracle", "error", "blocks"), np.zeros((1, 2)))
     first = LayerRecall(kept=np.array([[0.5, 0.9]]), estimate=np.array([[0.6, 0.8]]), **rest)

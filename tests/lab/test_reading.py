@@ -137,6 +137,28 @@ def test_probe_reads_importance_and_with_one_place_loses_the_last_block() -> Non
     assert probe.selection_bytes - even.selection_bytes == 8 * 330
 
 
+@pytest.mark.parametrize(
+    ("selector", "block_size", "keys", "load_bytes"),
+    [
+        ("minmax", 32, 2, 2 * (64 + 4)),
+        ("meanstd", 64, 4, 4 * (64 + 4)),
+        ("mean", 32, 1, 64 + 4),
+        ("anchors", 32, 3, 3 * (64 + 4) + 16),
+        ("oracle", 64, 64, 64 * (64 + 4)),
+        ("random", 32, 0, 0),
+        ("window", 32, 0, 0),
+    ],
+)
+def test_what_the_score_of_a_block_takes(
+    selector: str, block_size: int, keys: int, load_bytes: int
+) -> None:
+    """Vectors of a record and their scales; every key of the cache; nothing."""
+    sparse = SparseAttention(selector=selector, block_size=block_size)  # type: ignore[arg-type]
+    shape = ModelShape(head_dim=64)
+    cost = ScoreCost.of(Rule(sparse=sparse), shape)
+    assert (cost.keys, cost.load_bytes) == (keys, load_bytes)
+
+
 def test_a_scan_reads_the_small_vector_of_every_token() -> None:
     one_head = ModelShape(head_dim=128, k_type="bf16", v_type="bf16")
     rule = Rule(sparse=SparseAttention(selector="even"), scan_dims=16)

@@ -1,0 +1,36 @@
+"""Bytes that choosing reads, by selector: hand values at 8-bit keys of 64 values."""
+
+import pytest
+
+from kvsieve.attention.config import SparseAttention
+from kvsieve.attention.selectors.window import WindowSelector
+from kvsieve.evals.reads import choose_bytes
+from kvsieve.kernels.layout import PageLayout
+
+KEY = 64 + 4
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [
+        ("even", KEY / 4),
+        ("probe", KEY / 4 + 8 / 3),
+        ("anchors", (3 * KEY + 16) / 32),
+        ("minmax", 2 * KEY / 32),
+        ("meanstd", 2 * KEY / 32),
+        ("mean", KEY / 32),
+        ("oracle", KEY),
+        ("window", 0),
+        ("random", 0),
+    ],
+)
+def test_by_selector(selector: str, expected: float) -> None:
+    layout = PageLayout(k_type="q8_0", v_type="q8_0", head_dim=64)
+    sparse = SparseAttention(selector=selector)  # type: ignore[arg-type]
+    assert choose_bytes(sparse, layout, num_kv_heads=3) == pytest.approx(expected)
+
+
+def test_a_rule_in_python_is_given_every_key() -> None:
+    layout = PageLayout(k_type="f16", v_type="f16", head_dim=64)
+    sparse = SparseAttention(rule=WindowSelector())
+    assert choose_bytes(sparse, layout, num_kv_heads=3) == 2 * 64
