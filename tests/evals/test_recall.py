@@ -127,7 +127,7 @@ def test_the_oracle_keeps_what_it_says(llm: LLM, passage: Passage) -> None:
     assert row.estimate == pytest.approx(row.kept_mass, abs=1e-3)
     assert row.estimate_mae is not None
     assert row.estimate_mae < 3e-3  # queries are kept in 8 bits, and measured in 32
-    assert rows["random"].kept_mass < row.kept_mass <= row.oracle + 1e-6
+    assert rows["random"].kept_mass < row.kept_mass <= row.oracle_mass + 1e-6
 
 
 def test_the_error_of_an_estimate_by_hand() -> None:
