@@ -148,6 +148,9 @@ def test_a_conversation_goes_on_behind_its_last_reply_if_that_is_wanted(
     few = SamplingParams(max_tokens=6, ignore_eos=True)
     second = Client(service, turn, few, sparse=sparse)
     assert second.cached == (len(said) - 1) // 32 * 32
+    # What selectors keep is saved up to the end of a block, with nothing of the tokens behind it.
+    for entry in service._batcher.prefix._entries.values():
+        assert all(one.num_tokens % 32 == 0 for one in entry.snapshots.values())
     # The same again, from what both have left; and nothing of it for other settings.
     third = Client(service, turn, few, sparse=sparse)
     assert third.token_ids == second.token_ids

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated
 
-from kvsieve.cli.generate import NO_LIMIT, summary
+from kvsieve.cli.generate import sampling_params, summary
 from kvsieve.cli.groups import grouped
 from kvsieve.cli.loading import open_model
-from kvsieve.cli.options import DrawingOptions, ModelOptions, option
+from kvsieve.cli.options import DrawingOptions, ModelOptions, SamplingOptions, option
 from kvsieve.cli.profiles import profiled
 from kvsieve.cli.progress import StatusBar
 from kvsieve.cli.sparse_options import SparseOptions
@@ -68,17 +68,9 @@ def chat(
       kvsieve chat -m model.gguf --sparse-attn --temp 0
       kvsieve chat --system "Answer in one sentence."
     """
-    from kvsieve.engine.sampling import SamplingParams
     from kvsieve.engine.service import Service
 
-    params = SamplingParams(
-        temperature=sampling.temp,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-        max_tokens=NO_LIMIT if sampling.predict == -1 else sampling.predict,
-    )
+    params = sampling_params(SamplingOptions(**vars(sampling)))
     with StatusBar() as bar, open_model(model, bar=bar, sparse=sparse.setting) as llm:
         bar.close()
         setting = profiled(sparse.setting, options=sparse, llm=llm, model=model)
