@@ -16,8 +16,8 @@ pytest.importorskip("matplotlib")
     ("attn", "name", "k"),
     [
         ("exact", "exact", 32),
-        ("sparse", "probe", 32),
-        ("sparse:k=8", "probe", 8),
+        ("sparse", "anchors", 32),
+        ("sparse:k=8", "anchors", 8),
         ("sparse:k=16,share=group,selector=even", "even, share=group", 16),
     ],
 )

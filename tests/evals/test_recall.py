@@ -140,8 +140,8 @@ def test_the_error_of_an_estimate_by_hand() -> None:
 
 def test_bytes_read_to_choose_and_to_attend(llm: LLM, passage: Passage) -> None:
     head_dim, kv_heads = llm.config.head_dim, llm.config.num_kv_heads
-    for arm, importance in (("sparse:k=4", 8 / kv_heads), ("sparse:k=4,selector=even", 0)):
-        trial = trial_of(arm)
+    for selector, importance in (("probe", 8 / kv_heads), ("even", 0)):
+        trial = trial_of(f"sparse:k=4,selector={selector}")
         recall = measure_recall(llm, passage, trial=trial, queries=QUERIES)
         # 8 of 32 keys of 8 bits, each with an f32 scale.
         assert recall.choose_bytes == pytest.approx(8 / 32 * (head_dim + 4) + importance)

@@ -81,12 +81,12 @@ def test_a_sweep_goes_on_where_it_stopped(
 
 
 def test_cells_that_would_compare_exact_with_exact_are_refused_or_left_out(llm: LLM) -> None:
-    arms = parse_arms(["exact", "sparse:k=4", "sparse:k=16"])
+    arms = parse_arms(["exact", "sparse:k=4,tail=32", "sparse:k=16,tail=32"])
     for task in TASKS:
         with pytest.raises(ConfigError, match="fit the budget of 16"):
             Sweep(llm, grid(tasks=[task], arms=arms))
         left = Sweep(llm, grid(tasks=[task], arms=arms, skip_exact=True)).cells
-        assert {cell.trial.arm.label for cell in left} - {"exact"} == {"sparse:k=4"}
+        assert {cell.trial.arm.label for cell in left} - {"exact"} == {"sparse:k=4,tail=32"}
 
 
 def test_what_a_grid_cannot_be_is_refused_before_anything_runs(llm: LLM) -> None:

@@ -55,7 +55,7 @@ def test_a_prompt_reads_as_many_pairs_as_its_mask_has(n, block_size, tail) -> No
 
 
 def test_the_mask_of_a_prompt_scores_every_earlier_block_of_sparse_tiles() -> None:
-    sparse = SparseAttention(k=2, dense_tail=0)
+    sparse = SparseAttention(k=2, selector="even", dense_tail=0)
     reading = rule_prompt(SHAPE, Rule(sparse=sparse), n_tokens=160)
     # Tiles 2, 3, 4 are sparse and score 2, 3, 4 blocks with 32 rows; f16 keys are scored by page.
     assert reading.scored_keys == 32 * (2 + 3 + 4) * 32
@@ -74,7 +74,7 @@ def test_a_window_reads_what_its_mask_has(n: int, width: int) -> None:
 
 
 def test_window_and_blocks_are_added_but_never_beyond_everything() -> None:
-    rule = Rule(sparse=SparseAttention(k=2), window_tokens=20)
+    rule = Rule(sparse=SparseAttention(k=2, dense_tail=128), window_tokens=20)
     assert rule_token(SHAPE, rule, n_tokens=320).pairs == 64 + 20
     assert rule_token(SHAPE, rule, n_tokens=66).pairs == 32 + 2 + 20
     assert rule_prompt(SHAPE, Rule(sparse=rule.sparse, window_tokens=10**6), n_tokens=300) != (
@@ -167,7 +167,7 @@ def test_a_scan_reads_the_small_vector_of_every_token() -> None:
 
 
 def test_keys_without_an_index_are_scored_by_page() -> None:
-    strided = SparseAttention(block_size=128, num_probes=2)
+    strided = SparseAttention(selector="even", block_size=128, num_probes=2)
     assert ScoreCost.of(Rule(sparse=strided), SHAPE).keys == 2 * 32
     assert ScoreCost.of(Rule(sparse=strided), SHAPE).load_bytes == 2 * 32 * 32 * 2
 

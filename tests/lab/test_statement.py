@@ -61,7 +61,8 @@ def test_formulas_come_with_their_numbers() -> None:
     assert "(k - 1) S + n - S (N - 1) = 31 x 32 + 32" in text
     assert "n (n + 1) / 2 = 536,887,296" in text
     assert "importance" not in text
-    probe = ledger(ModelShape(head_dim=128), Rule(sparse=SparseAttention()), n_tokens=4096)
+    rule = Rule(sparse=SparseAttention(selector="probe"))
+    probe = ledger(ModelShape(head_dim=128), rule, n_tokens=4096)
     assert "8 n L of importance" in "\n".join(explanation_lines(probe))
     window = ledger(ONE_HEAD, Rule(window_tokens=256), n_tokens=4096)
     assert "min(n, w) = 256 tokens" in "\n".join(explanation_lines(window))

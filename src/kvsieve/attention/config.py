@@ -54,10 +54,10 @@ class SparseAttention:
     k: int = 32
     block_size: int = 32
     num_probes: int = 8
-    selector: SelectorName = "probe"
+    selector: SelectorName = "anchors"
     share: Share = "head"
     phase: Phase = "both"
-    dense_tail: int = 128
+    dense_tail: int = 256
     mass: float | None = None
     k_min: int = 8
     k_max: int = 128

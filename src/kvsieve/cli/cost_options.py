@@ -143,7 +143,7 @@ class PlanOptions:
             "--selector",
             panel=_PLAN,
             metavar="NAME",
-            show_default="probe; none if there is only a --window",
+            show_default="anchors; none if there is only a --window",
             help=f"{', '.join(get_args(SelectorName))}; scan: a small index of every token is "
             "read; none.",
         ),
@@ -176,7 +176,7 @@ class PlanOptions:
         integer(
             "--dense-tail",
             panel=_PLAN,
-            show_default="128",
+            show_default="256",
             help="Last tokens of a prompt that are read exactly.",
         ),
     ] = None

@@ -74,7 +74,7 @@ class SparseOptions:
             "--sparse-selector",
             panel=_SPARSE,
             metavar="NAME",
-            show_default="probe",
+            show_default="anchors",
             help="anchors (a block's most attended keys and the mean of the others), even (evenly "
             "spaced keys), minmax (bounds of the keys), mean, meanstd (their mean and spread), "
             "probe (the original rule: half of the budget goes to what the prompt attended to) or "
@@ -107,7 +107,7 @@ class SparseOptions:
         integer(
             "--sparse-dense-tail",
             panel=_SPARSE,
-            show_default="128",
+            show_default="256",
             help="Last tokens of the prompt that are read exactly.",
         ),
     ] = None

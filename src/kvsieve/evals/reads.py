@@ -4,17 +4,21 @@ from kvsieve.attention.config import SparseAttention
 from kvsieve.engine.outputs import BlockReads
 from kvsieve.engine.plan import selector_index
 from kvsieve.kernels.layout import LANES, PageLayout
+from kvsieve.kernels.reference.refinement import num_refined
 from kvsieve.types import BLOCK_SIZE, CacheType
 
 IMPORTANCE_BYTES = 8
 """Per token and layer, shared by the KV heads."""
 
 
-def choose_bytes(sparse: SparseAttention | None, layout: PageLayout, *, num_kv_heads: int) -> float:
-    """Bytes read to choose blocks, per token of the context, KV head and query group.
+def choose_bytes(
+    sparse: SparseAttention | None, layout: PageLayout, *, num_kv_heads: int, num_tokens: int
+) -> float:
+    """Bytes read to choose blocks, per token of a context of `num_tokens`, KV head and list.
 
     The packed index where there is one; else the sampled keys in their pages, of `oracle` all keys.
-    What the selector `probe` sums of importance is added.
+    What the selector `probe` sums of importance is added, and the keys of blocks that `anchors`
+    looked at in vain.
     """
     if sparse is None or sparse.selector in ("window", "random"):
         return 0.0
@@ -26,6 +30,10 @@ def choose_bytes(sparse: SparseAttention | None, layout: PageLayout, *, num_kv_h
     else:
         per_block = -(-sparse.block_size // max(1, sparse.block_size // sparse.num_probes))
         read = per_block * key_bytes(layout.k_type, layout.head_dim) / sparse.block_size
+    if sparse.selector == "anchors":
+        blocks = min(num_refined(sparse.largest_budget), -(-num_tokens // sparse.block_size))
+        in_vain = max(0, blocks - sparse.largest_budget) * sparse.block_size
+        read += in_vain * key_bytes(layout.k_type, layout.head_dim) / num_tokens
     importance = IMPORTANCE_BYTES / num_kv_heads if sparse.uses_importance else 0.0
     return read + importance
 

@@ -147,7 +147,12 @@ def measure_recall(
     return Recall(
         layers=measured,
         num_layers=llm.config.num_layers,
-        choose_bytes=choose_bytes(trial.arm.sparse, layout, num_kv_heads=llm.config.num_kv_heads),
+        choose_bytes=choose_bytes(
+            trial.arm.sparse,
+            layout,
+            num_kv_heads=llm.config.num_kv_heads,
+            num_tokens=len(passage.token_ids),
+        ),
         read_bytes=attend_bytes(report.decode, layout),
         density=report.decode.density,
     )

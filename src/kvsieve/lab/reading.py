@@ -8,6 +8,7 @@ from kvsieve.attention.config import SelectorName, SparseAttention
 from kvsieve.engine.plan import selector_index, sparse_plan
 from kvsieve.errors import ConfigError
 from kvsieve.kernels.layout import LANES, AnchorLayout, VectorLayout
+from kvsieve.kernels.reference.refinement import num_refined
 from kvsieve.kernels.reference.two_levels import (
     SUPER_BLOCK,
     coarse_positions,
@@ -161,6 +162,10 @@ def rule_token(shape: ModelShape, rule: Rule, *, n_tokens: int) -> Reading:
     read = min(n_tokens, chosen + window)
     lists = shape.num_kv_heads if sparse.share == "group" else shape.num_q_heads
     keys, load_bytes = ScoreCost.of(rule, shape).of_blocks(*scored_blocks(rule, n_tokens=n_tokens))
+    refined = refined_blocks(rule, n_tokens=n_tokens)
+    keys += refined * size
+    # The chosen ones' keys are loaded once, with their values, and counted there.
+    load_bytes += max(0, refined - sparse.k) * size // BLOCK_SIZE * shape.layout.v_offset
     importance = rule.scan_dims is None and sparse.uses_importance
     return Reading(
         pairs=read,
@@ -221,6 +226,14 @@ def scored_blocks(rule: Rule, *, n_tokens: int) -> tuple[int, int]:
     # The last super-block is always a candidate, and may not be full.
     missing = -full % SUPER_BLOCK
     return full, candidates * SUPER_BLOCK - missing + (open_tokens > 0)
+
+
+def refined_blocks(rule: Rule, *, n_tokens: int) -> int:
+    """Blocks all of whose keys a decoded token looks at before it chooses: selector ``anchors``."""
+    sparse = rule.sparse
+    if sparse is None or sparse.selector != "anchors" or rule.scan_dims is not None:
+        return 0
+    return min(num_refined(sparse.k), -(-n_tokens // sparse.block_size))
 
 
 def first_sparse_tokens(sparse: SparseAttention) -> int:

@@ -6,12 +6,12 @@ from kvsieve.kernels.reference.refinement import candidates, correct, num_refine
 
 
 def test_the_number_refined_leaves_a_margin() -> None:
-    assert [num_refined(k) for k in (1, 32, 33, 100)] == [48, 48, 49, 116]
+    assert [num_refined(k) for k in (1, 8, 32, 33, 100)] == [64, 60, 48, 49, 116]
 
 
 def test_candidates_are_guards_and_the_largest_shares() -> None:
     merged = np.linspace(1, 0, 60, dtype=np.float32)
-    chosen, margin = candidates(merged, 4)
+    chosen, margin = candidates(merged, 32)
     assert chosen.tolist() == [*range(46), 58, 59]
     assert margin.tolist() == list(range(30, 46))
     few, _ = candidates(merged[:20], 4)

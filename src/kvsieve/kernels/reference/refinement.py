@@ -18,8 +18,11 @@ from kvsieve.kernels.reference.quantize import Rows
 from kvsieve.kernels.reference.selection import pick_even
 from kvsieve.types import BLOCK_SIZE, F32, I32
 
-MIN_REFINED = 48
-"""Selection blocks that get their exact mass however small the budget."""
+SMALL_BUDGET_REFINED = 64
+"""Selection blocks that get their exact mass under the smallest budget.
+
+The fewer are chosen, the more depends on each of them.
+"""
 
 NUM_MARGIN = 16
 """Of these, so many of the worst by estimate tell how wrong the estimate is further down."""
@@ -44,7 +47,7 @@ class Refined:
 
 def num_refined(k: int) -> int:
     """Selection blocks that get their exact mass under a budget of `k`, guards among them."""
-    return max(MIN_REFINED, k + NUM_MARGIN)
+    return max(SMALL_BUDGET_REFINED - k // 2, k + NUM_MARGIN)
 
 
 def candidates(merged: F32, k: int) -> tuple[I32, I32]:
