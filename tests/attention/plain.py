@@ -26,7 +26,8 @@ def spikes(n: int, at: dict[int, float]) -> np.ndarray:
 def decoded(
     keys: np.ndarray, /, *, importance: np.ndarray | None = None, **options: Any
 ) -> list[int]:
-    """Blocks of one query head whose query is 1."""
+    """Blocks of one query head whose query is 1; by the original's rule unless told otherwise."""
+    options = {"selector": "probe", **options}
     q = np.ones((1, 1, 1), dtype=np.float32)
     mask = select_blocks(
         q, keys, sparse=SparseAttention(**options), importance=importance, scale=1.0

@@ -8,10 +8,11 @@ from kvsieve.attention.config import SparseAttention
 from kvsieve.errors import ConfigError
 
 
-def test_defaults_are_the_original_systems() -> None:
+def test_defaults_are_the_measured_ones_and_the_original_systems_budget() -> None:
     sparse = SparseAttention()
-    assert (sparse.k, sparse.block_size, sparse.num_probes, sparse.selector) == (32, 32, 8, "probe")
-    assert (sparse.share, sparse.phase, sparse.dense_tail) == ("head", "both", 128)
+    assert (sparse.k, sparse.block_size, sparse.num_probes) == (32, 32, 8)
+    assert (sparse.selector, sparse.share, sparse.phase) == ("anchors", "head", "both")
+    assert sparse.dense_tail == 256
 
 
 @pytest.mark.parametrize(

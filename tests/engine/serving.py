@@ -24,7 +24,7 @@ MakeService = Callable[..., Service]
 
 MODES = {
     "exact": None,
-    "probe": SparseAttention(k=3, dense_tail=32),
+    "probe": SparseAttention(k=3, selector="probe", dense_tail=32),
     "even": SparseAttention(k=2, selector="even", share="group", dense_tail=0),
     "anchors": SparseAttention(k=4, selector="anchors", dense_tail=0),
     "mass": SparseAttention(selector="anchors", mass=0.5, k_min=2, k_max=4, dense_tail=32),

@@ -21,9 +21,12 @@ from tests.tiny_model import write_tiny_gguf
 CONTEXT = 256
 CHUNKS = (1, 31, 32, 33, 64, 130)
 SPARSE = {
-    "probe": SparseAttention(k=3, dense_tail=32),
+    "probe": SparseAttention(k=3, selector="probe", dense_tail=32),
     "even-group": SparseAttention(k=2, selector="even", share="group", dense_tail=0),
-    "wide-blocks": SparseAttention(k=2, block_size=64, num_probes=4, dense_tail=0),
+    "anchors": SparseAttention(k=3, dense_tail=32),
+    "wide-blocks": SparseAttention(
+        k=2, selector="probe", block_size=64, num_probes=4, dense_tail=0
+    ),
 }
 
 
@@ -110,6 +113,7 @@ def test_block_reads_of_an_exact_run_are_counted_from_first_principles(llm: LLM)
 # Blocks each of tiles 0..7 reads: all i + 1, or the budget; in `wide-blocks` one group of two
 # blocks besides the tile's own group, of which the tile sees one block or two.
 TILE_READS = {
+    "anchors": [1, 2, 3, 3, 3, 3, 7, 8],
     "probe": [1, 2, 3, 3, 3, 3, 7, 8],  # tokens from 250 - 32 = 218 on, so tile 6 on, are exact
     "even-group": [1, 2, 2, 2, 2, 2, 2, 8],  # the last tile is in part behind the prompt's end
     "wide-blocks": [1, 2, 3, 4, 3, 4, 3, 8],
@@ -283,9 +287,10 @@ def test_every_prompt_token_gives_away_one_probability_per_head(
     ("sparse", "max_tokens", "keeps"),
     [
         (None, 250, set()),
-        (SparseAttention(k=3), 250, {"index", "importance"}),
-        (SparseAttention(k=3), 96, set()),  # never outgrows the budget
-        (SparseAttention(k=3, phase="prefill"), 250, {"index"}),
+        (SparseAttention(k=3), 250, {"index"}),
+        (SparseAttention(k=3, selector="probe"), 250, {"index", "importance"}),
+        (SparseAttention(k=3, selector="probe"), 96, set()),  # never outgrows the budget
+        (SparseAttention(k=3, selector="probe", phase="prefill"), 250, {"index"}),
         (SparseAttention(k=3, selector="even"), 250, {"index"}),
     ],
 )

@@ -73,10 +73,10 @@ def test_short_sequences_are_read_exactly_whatever_the_budget():
 
 def test_prefill_that_was_sparse():
     assert because(2000, 2000, phase="prefill") is None
-    # Tile 32 is the first beyond 32 blocks. With 1184 tokens the tail starts at tile 33.
-    assert because(1184, 1184, phase="prefill") is None
-    assert because(1183, 1183, phase="prefill") == (
-        "the prompt of 1183 tokens outgrows the budget only in its exact tail of 128 tokens"
+    # Tile 32 is the first beyond 32 blocks. With 1312 tokens the tail starts at tile 33.
+    assert because(1312, 1312, phase="prefill") is None
+    assert because(1311, 1311, phase="prefill") == (
+        "the prompt of 1311 tokens outgrows the budget only in its exact tail of 256 tokens"
     )
 
 

@@ -73,7 +73,7 @@ def test_a_report_in_the_words_of_the_engine() -> None:
     assert report.exact_layers == (0,)
     assert report.to_json() | {"density": None} == {
         "mode": "sparse",
-        "selector": "probe",
+        "selector": "anchors",
         "share": "head",
         "k": 2,
         "block_size": 32,
