@@ -7,7 +7,8 @@ import pytest
 from kvsieve.attention.config import SparseAttention
 from tests.cli.conftest import Run
 
-SMALL = ["--length", "250", "--queries", "4", "--sparse-attn", "--sparse-k", "3"]
+SPARSE = ["--sparse-attn", "--sparse-share", "group", "--sparse-k", "3"]
+SMALL = ["--length", "250", "--queries", "4", *SPARSE]
 
 
 def test_the_profile_lies_beside_the_model_or_where_it_is_asked_to(
@@ -59,7 +60,7 @@ def profile(on_tiny: Run, model: Path) -> Iterator[Path]:
     path.unlink()
 
 
-GENERATE = ["generate", "-p", "x" * 260, "-n", "2", "--json", "--sparse-attn", "--sparse-k", "3"]
+GENERATE = ["generate", "-p", "x" * 260, "-n", "2", "--json", *SPARSE]
 
 
 def test_a_later_run_takes_the_profile_up_and_names_it(on_tiny: Run, profile: Path) -> None:
@@ -113,8 +114,8 @@ def test_layers_that_are_named_go_before_a_profile(on_tiny: Run, profile: Path) 
 def test_bench_and_eval_take_it_and_spell_it_in_their_rows(on_tiny: Run, profile: Path) -> None:
     exact = json.loads(profile.read_text())["exact_layers"][0]
     selector = f"selector={SparseAttention().selector}"
-    label = f"sparse:k=3,{selector},exact={exact},layerk={1 - exact}:6"
-    sparse = ["--sparse-attn", "--sparse-k", "3", "-o", "json"]
+    label = f"sparse:k=3,{selector},share=group,exact={exact},layerk={1 - exact}:6"
+    sparse = [*SPARSE, "-o", "json"]
     for command in (
         ["bench", "-d", "250", "-n", "2", "-r", "1"],
         ["eval", "recall", "--lengths", "250", "--queries", "2", "--settings", "B"],
