@@ -15,6 +15,17 @@ def test_defaults_are_the_measured_ones_and_the_original_systems_budget() -> Non
     assert sparse.dense_tail == 256
 
 
+def test_the_first_layer_has_a_larger_budget_under_anchors_alone() -> None:
+    assert SparseAttention(k=8).layer_budgets == ((0, 32),)
+    assert SparseAttention(k=8, layer_k=((3, 9),)).layer_budgets == ((0, 32), (3, 9))
+    assert SparseAttention(k=8, layer_k=((0, 9),)).layer_budgets == ((0, 9),)
+    assert SparseAttention(k=8, exact_layers=(0,)).layer_budgets == ()
+    assert SparseAttention(k=8, first_layer=1).layer_budgets == ()
+    assert SparseAttention(k=8, selector="probe").layer_budgets == ()
+    assert SparseAttention(mass=0.9).layer_budgets == ()
+    assert SparseAttention(k=2**30).layer_budgets == ((0, 2**31 - 1),)
+
+
 @pytest.mark.parametrize(
     ("selector", "phase", "expected"),
     [

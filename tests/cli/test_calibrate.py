@@ -7,7 +7,8 @@ import pytest
 from kvsieve.attention.config import SparseAttention
 from tests.cli.conftest import Run
 
-SPARSE = ["--sparse-attn", "--sparse-share", "group", "--sparse-k", "3"]
+UNIFORM = ["--sparse-share", "group", "--sparse-first-layer", "1"]
+SPARSE = ["--sparse-attn", *UNIFORM, "--sparse-k", "3"]
 SMALL = ["--length", "250", "--queries", "4", *SPARSE]
 
 
@@ -114,7 +115,8 @@ def test_layers_that_are_named_go_before_a_profile(on_tiny: Run, profile: Path) 
 def test_bench_and_eval_take_it_and_spell_it_in_their_rows(on_tiny: Run, profile: Path) -> None:
     exact = json.loads(profile.read_text())["exact_layers"][0]
     selector = f"selector={SparseAttention().selector}"
-    label = f"sparse:k=3,{selector},share=group,exact={exact},layerk={1 - exact}:6"
+    layers = f"exact={exact},layerk={1 - exact}:6,first=1"
+    label = f"sparse:k=3,{selector},share=group,{layers}"
     sparse = [*SPARSE, "-o", "json"]
     for command in (
         ["bench", "-d", "250", "-n", "2", "-r", "1"],

@@ -90,7 +90,8 @@ def test_settings_of_the_rule_arrive(run: Run) -> None:
     assert facts["rule"]["sparse"] == {
         "k": 5, "block_size": 64, "num_probes": 4, "selector": "even", "share": "group",
         "phase": "both", "dense_tail": 0, "mass": None, "k_min": 8, "k_max": 128,
-        "exact_layers": [], "layer_k": [], "profile": "", "warn_mass": 0.0, "seed": 0, "rule": None,
+        "exact_layers": [], "layer_k": [], "first_layer": 1, "profile": "", "warn_mass": 0.0,
+        "seed": 0, "rule": None,
     }  # fmt: skip
     mixed = run("cost", "--head-dim", "64", "--cache-type", "q8_0/q4_0", "--json")
     assert json.loads(mixed.out)["shape"]["v_type"] == "q4_0"

@@ -39,9 +39,29 @@ def blocks_read(llm: LLM, sparse: SparseAttention) -> list[list[int] | None]:
 
 @pytest.mark.parametrize(("selector", "share"), SELECTORS)
 def test_each_layer_reads_its_own_budget(llm: LLM, selector: str, share: str) -> None:
-    sparse = SparseAttention(k=3, selector=selector, share=share, layer_k=((1, 5), (2, 2)))  # type: ignore[arg-type]
+    sparse = SparseAttention(
+        k=3,
+        selector=selector,
+        share=share,
+        layer_k=((1, 5), (2, 2)),
+        first_layer=1,  # type: ignore[arg-type]
+    )
     rows = llm.config.num_kv_heads if share == "group" else llm.config.num_q_heads
     assert blocks_read(llm, sparse) == [[3] * rows, [5] * rows, [2] * rows]
+
+
+def test_the_first_layer_reads_four_times_the_budget_of_anchors(llm: LLM) -> None:
+    def lengths(**fields: object) -> list[int | None]:
+        sparse = SparseAttention(**{"k": 1, "share": "group", **fields})  # type: ignore[arg-type]
+        return [None if rows is None else rows[0] for rows in blocks_read(llm, sparse)]
+
+    assert lengths() == [4, 1, 1]
+    assert lengths(k=2) == [None, 2, 2]  # 8 blocks are all there are
+    assert lengths(first_layer=2) == [2, 1, 1]
+    assert lengths(layer_k=((0, 3),)) == [3, 1, 1]
+    assert lengths(exact_layers=(0,)) == [None, 1, 1]
+    assert lengths(selector="even") == [1, 1, 1]
+    assert lengths(mass=0.01, k_min=1, k_max=8) == [3, 3, 3]  # the guards are enough
 
 
 def test_a_layer_whose_budget_holds_the_context_reads_it_whole(llm: LLM) -> None:
@@ -88,7 +108,7 @@ def test_a_run_whose_every_layer_is_exact_says_so(llm: LLM) -> None:
 
 def test_the_estimated_kept_mass_follows_the_layers_budget(llm: LLM) -> None:
     def estimate(**fields: object) -> list[float]:
-        sparse = SparseAttention(k=2, selector="anchors", **fields)  # type: ignore[arg-type]
+        sparse = SparseAttention(k=2, first_layer=1, **fields)  # type: ignore[arg-type]
         with llm.walk(IDS, max_tokens=256, sparse=sparse) as walk:
             walk.read_prompt()
             walk.step(7)

@@ -23,7 +23,7 @@ CHUNKS = (1, 31, 32, 33, 64, 130)
 SPARSE = {
     "probe": SparseAttention(k=3, selector="probe", dense_tail=32),
     "even-group": SparseAttention(k=2, selector="even", share="group", dense_tail=0),
-    "anchors": SparseAttention(k=3, dense_tail=32),
+    "anchors": SparseAttention(k=3, first_layer=1, dense_tail=32),
     "wide-blocks": SparseAttention(
         k=2, selector="probe", block_size=64, num_probes=4, dense_tail=0
     ),

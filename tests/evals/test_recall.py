@@ -45,7 +45,7 @@ def test_missing_the_heaviest_block_costs_its_mass_and_not_its_count() -> None:
     assert got.error == pytest.approx(want, abs=1e-5)
 
 
-@pytest.mark.parametrize("arm", ["sparse:k=4", "sparse:k=3,selector=even,share=group"])
+@pytest.mark.parametrize("arm", ["sparse:k=4,first=1", "sparse:k=3,selector=even,share=group"])
 def test_the_lists_that_ran_are_compared_with_full_attention(
     llm: LLM, passage: Passage, arm: str
 ) -> None:
@@ -82,7 +82,7 @@ def test_the_lists_that_ran_are_compared_with_full_attention(
 
 
 def test_rows_by_layer_and_by_head_average_to_the_whole(llm: LLM, passage: Passage) -> None:
-    trial = trial_of("sparse:k=4", "C")
+    trial = trial_of("sparse:k=4,first=1", "C")
     recall = measure_recall(llm, passage, trial=trial, queries=QUERIES)
     (whole,) = recall_rows(recall, passage, trial=trial)
     for by, count in (("layer", 2), ("head", 4)):
@@ -95,7 +95,7 @@ def test_rows_by_layer_and_by_head_average_to_the_whole(llm: LLM, passage: Passa
 
 
 def test_what_the_engine_estimated_stands_beside_the_truth(llm: LLM, passage: Passage) -> None:
-    trial = trial_of("sparse:k=4,selector=anchors")
+    trial = trial_of("sparse:k=4,first=1")
     with llm.walk(passage.token_ids[:-QUERIES], sparse=trial.arm.sparse, max_tokens=TOKENS) as walk:
         walk.read_prompt()
         for token in passage.token_ids[-QUERIES:]:

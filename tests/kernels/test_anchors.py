@@ -289,7 +289,7 @@ def test_a_long_context_is_refined_as_the_specification_says(
 
 
 def test_few_blocks_are_chosen_by_their_true_mass() -> None:
-    """Up to 48 blocks, whatever the budget, the estimate plays no part, whatever the index holds."""
+    """Up to 48 blocks the estimate plays no part, whatever the index holds."""
     context = Context(48 * 32)
     native = NativeBackend(threads=1)
     context.fill(native)

@@ -83,7 +83,9 @@ def test_a_selector_that_reads_more_than_it_saves_never_pays() -> None:
     assert break_even(ModelShape(head_dim=128), rule).token_bytes_at_tokens is None
     # Three heads that choose alone read three halves of f16 keys, more than keys and values once.
     f16 = ModelShape(head_dim=64, num_q_heads=3, k_type="f16", v_type="f16")
-    assert break_even(f16, Rule(sparse=SparseAttention(selector="even"))).token_bytes_at_tokens is None
+    assert (
+        break_even(f16, Rule(sparse=SparseAttention(selector="even"))).token_bytes_at_tokens is None
+    )
     grouped = Rule(sparse=SparseAttention(selector="even", share="group"))
     assert break_even(f16, grouped).token_bytes_at_tokens is not None
 

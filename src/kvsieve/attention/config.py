@@ -44,6 +44,8 @@ class SparseAttention:
                 share of the attention, by their estimate, to this; `k_min` to `k_max`
     exact_layers  layers (from 0) that read everything
     layer_k     budgets of single layers, as pairs (layer, k); the others have `k`. Not with `mass`
+    first_layer   ``anchors`` with a fixed `k`: the first layer, whose attention is spread wide,
+                reads so many times `k`, unless `layer_k` or `exact_layers` names it
     profile     file of `kvsieve calibrate` that `exact_layers` and `layer_k` came from
     warn_mass   a reply whose estimated kept mass is under this says so; 0: never
     seed        of ``random``
@@ -63,6 +65,7 @@ class SparseAttention:
     k_max: int = 128
     exact_layers: tuple[int, ...] = ()
     layer_k: tuple[tuple[int, int], ...] = ()
+    first_layer: int = 4
     profile: str = ""
     warn_mass: float = 0.0
     seed: int = 0
@@ -72,6 +75,7 @@ class SparseAttention:
         _check_int("k", self.k, minimum=1)
         _check_int("num_probes", self.num_probes, minimum=1)
         _check_int("dense_tail", self.dense_tail, minimum=0)
+        _check_int("first_layer", self.first_layer, minimum=1)
         _check_int("block_size", self.block_size, minimum=BLOCK_SIZE)
         if self.block_size % BLOCK_SIZE:
             raise ConfigError(
@@ -99,7 +103,7 @@ class SparseAttention:
             return
         if not callable(getattr(self.rule, "block_lists", None)):
             raise ConfigError(f"[SparseAttention] rule: expected a Selector, got {self.rule!r}")
-        if self.selector != "probe" or self.mass is not None:
+        if self.selector != SparseAttention.selector or self.mass is not None:
             raise ConfigError(
                 "[SparseAttention] rule: expected neither selector nor mass beside it, got "
                 f"{self.selector} and {self.mass}"
@@ -178,16 +182,24 @@ class SparseAttention:
         return min([self.k, *(k for _, k in self.layer_k)])
 
     @property
+    def layer_budgets(self) -> tuple[tuple[int, int], ...]:
+        """Budgets of single layers, as pairs (layer, k): `layer_k`, and the first layer's."""
+        is_raised = self.selector_name == "anchors" and self.mass is None and self.first_layer > 1
+        if not is_raised or 0 in self.layers:
+            return self.layer_k
+        return ((0, min(LARGEST, self.k * self.first_layer)), *self.layer_k)
+
+    @property
     def layers(self) -> tuple[int, ...]:
-        """Layers that are treated apart."""
+        """Layers that were asked to be treated apart."""
         return (*self.exact_layers, *(layer for layer, _ in self.layer_k))
 
     def of_layer(self, layer: int) -> "SparseAttention | None":
         """The setting as one layer follows it, whatever its number there; None: exactly."""
         if layer in self.exact_layers:
             return None
-        k = dict(self.layer_k).get(layer, self.k)
-        return replace(self, k=k, exact_layers=(), layer_k=())
+        k = dict(self.layer_budgets).get(layer, self.k)
+        return replace(self, k=k, exact_layers=(), layer_k=(), first_layer=1)
 
     @property
     def uses_importance(self) -> bool:

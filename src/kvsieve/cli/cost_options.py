@@ -211,7 +211,9 @@ class PlanOptions:
             sparse = SparseAttention(selector="even", **self._choices())
             return Rule(sparse=sparse, scan_dims=self.index_dims or 16, window_tokens=self.window)
         named: dict[str, Any] = {} if self.selector is None else {"selector": self.selector}
-        return Rule(sparse=SparseAttention(**named, **self._choices()), window_tokens=self.window)
+        # All layers are counted alike; the first one's larger budget is its own.
+        sparse = SparseAttention(first_layer=1, **named, **self._choices())
+        return Rule(sparse=sparse, window_tokens=self.window)
 
     def contexts(self, default: str) -> list[int]:
         """The contexts to count or to measure."""

@@ -24,6 +24,7 @@ _SPARSE_FIELDS = {
     "sparse_k_max": "k_max",
     "sparse_exact_layers": "exact_layers",
     "sparse_layer_k": "layer_k",
+    "sparse_first_layer": "first_layer",
     "sparse_warn_mass": "warn_mass",
 }
 """Option of the command line -> field of SparseAttention."""
@@ -157,6 +158,16 @@ class SparseOptions:
             metavar="N:K,N:K",
             show_default="none",
             help="Layers, counted from 0, that may read K blocks instead of --sparse-k.",
+        ),
+    ] = None
+    sparse_first_layer: Annotated[
+        int | None,
+        integer(
+            "--sparse-first-layer",
+            panel=_SPARSE,
+            show_default="4",
+            help="With anchors the first layer, whose attention is spread wide, reads so many "
+            "times --sparse-k.",
         ),
     ] = None
     sparse_profile: Annotated[

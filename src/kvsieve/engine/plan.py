@@ -22,7 +22,7 @@ def sparse_plan(
         mass=sparse.mass or 0.0,
         k_min=sparse.k_min,
         exact_layers=sparse.exact_layers,
-        layer_k=sparse.layer_k,
+        layer_k=sparse.layer_budgets,
         seed=sparse.seed,
         rule=sparse.rule,
     )

@@ -203,7 +203,7 @@ def attention_report(sequence: Sequence) -> AttentionReport:
         sparse_layers=_sparse_layers(sequence) if is_sparse else (),
         mass=sparse.mass if sparse else None,
         exact_layers=sparse.exact_layers if sparse else (),
-        layer_k=sparse.layer_k if sparse else (),
+        layer_k=sparse.layer_budgets if sparse else (),
         profile=(sparse.profile or None) if sparse else None,
         kept_mass=sequence.decode.kept,
         warn_mass=sparse.warn_mass if sparse else 0.0,

@@ -37,6 +37,7 @@ _KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "kmax": ("k_max", int),
     "exact": ("exact_layers", _read_layers),
     "layerk": ("layer_k", read_layer_k),
+    "first": ("first_layer", int),
     "seed": ("seed", int),
 }
 """Key of the spelling -> field of SparseAttention, and how its value is read."""

@@ -36,7 +36,9 @@ MAX_EXACT = 0.2
 MORE_BLOCKS = (2, 4)
 """Times the budget, for layers that need more; a layer that these do not help stays exact."""
 
-_DECISIVE = ("selector", "share", "block_size", "num_probes", "k", "mass", "k_min", "k_max")
+_DECISIVE = (
+    "selector", "share", "block_size", "num_probes", "k", "mass", "k_min", "k_max", "first_layer",
+)  # fmt: skip
 """Fields of a setting that a profile was measured with, and that a run must have to use it."""
 
 

@@ -10,7 +10,7 @@ from kvsieve.integrations.paged.host import AttentionHost
 from kvsieve.integrations.paged.padding import read_mask
 from tests.integrations.paged.oracle import host, states
 
-SPARSE = SparseAttention(k=2, dense_tail=0)
+SPARSE = SparseAttention(k=2, first_layer=1, dense_tail=0)
 SCALE = 32**-0.5
 
 
@@ -113,7 +113,7 @@ def test_without_a_known_prompt_one_token_is_decoded_and_several_are_a_prompt() 
 
 def test_the_exact_tail_counts_from_the_end_of_the_known_prompt() -> None:
     """Of 200 positions 160 are real tokens, so tiles from (160 - 32) // 32 = 4 on are exact."""
-    owner = host(SparseAttention(k=2, dense_tail=32), keep_masks=True)
+    owner = host(SparseAttention(k=2, first_layer=1, dense_tail=32), keep_masks=True)
     layer = layer_of(owner, 1)
     real = np.ones((1, 200), np.bool_)
     real[0, :40] = False
