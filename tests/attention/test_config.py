@@ -63,7 +63,7 @@ def test_importance_is_recorded_only_for_who_reads_it(
         ),
         ({"share": "layer"}, "share: expected one of head, group"),
         ({"seed": -1, "selector": "random"}, "seed: expected an integer of at least 0, got -1"),
-        ({"seed": 1}, "seed: expected selector random, got probe"),
+        ({"seed": 1}, "seed: expected selector random, got anchors"),
         ({"mass": 0.9, "selector": "minmax"}, "mass: expected selector anchors, .* got minmax"),
         ({"warn_mass": 0.5, "selector": "mean"}, "warn_mass: expected selector anchors, .* mean"),
         ({"phase": "never"}, "phase: expected one of both, prefill, decode"),

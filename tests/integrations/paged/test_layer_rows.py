@@ -191,7 +191,7 @@ def test_the_kept_mass_of_a_decoded_token(backend: str) -> None:
     n = 12 * 32
     k = np.repeat(states(0, 12, 2, 32), 32, axis=0)
     v, q = states(1, n, 2, 32), states(2, 1, 4, 32)
-    sparse = SparseAttention(k=4, dense_tail=0, selector="anchors")
+    sparse = SparseAttention(k=4, dense_tail=0, first_layer=1)
     rows = layer_rows(sparse=sparse, backend=backend)
     rows.append(0, k, v)
     _, (read,) = rows.attend(0, q, start=n - 1, num_prompt=0, prompt_len=n - 1, scale=SCALE)
