@@ -38,7 +38,7 @@ def test_penalties_change_what_is_said(on_tiny: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--repeat-penalty", "0"], "repeat_penalty: expected a number above 0"),
+        (["--repeat-penalty", "0"], "repeat_penalty: expected a number of at least 0.001"),
         (["--repeat-last-n", "-2"], "repeat_last_n: expected"),
         (["--presence-penalty", "nan"], "presence_penalty: expected"),
         (["-j", '{"uniqueItems": true}'], "uniqueItems"),
