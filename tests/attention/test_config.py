@@ -116,5 +116,16 @@ def test_a_mass_budget_is_between_k_min_and_k_max() -> None:
     assert (by_blocks.smallest_budget, by_blocks.largest_budget) == (7, 7)
 
 
+def test_one_layers_setting_has_its_budget_and_no_layers() -> None:
+    sparse = SparseAttention(
+        k=8, selector="anchors", first_layer=4, layer_k=((2, 5),), exact_layers=(3,)
+    )
+    assert sparse.of_layer(3) is None
+    for layer, k in ((0, 32), (1, 8), (2, 5)):
+        own = sparse.of_layer(layer)
+        assert own is not None
+        assert (own.k, own.layer_budgets, own.exact_layers) == (k, (), ())
+
+
 def test_a_layer_with_a_smaller_budget_is_the_first_to_be_sparse() -> None:
     assert SparseAttention(k=7, layer_k=((2, 5), (3, 9))).smallest_budget == 5

@@ -86,10 +86,15 @@ def test_a_layer_gets_the_least_blocks_that_help_and_the_hopeless_stay_exact() -
 
 
 def test_another_budget_stands_beside_the_first() -> None:
-    layers = with_budget([layer(0, 0.5), layer(2, 0.6)], 8, [layer(0, 0.7), layer(2, 0.9)])
-    layers = with_budget(layers, 16, [layer(0, 0.8), layer(2, 1.0)])
+    layers = [layer(0, 0.5), layer(2, 0.6)]
+    layers = with_budget(layers, replace(SPARSE, k=8), [layer(0, 0.7), layer(2, 0.9)])
+    layers = with_budget(layers, replace(SPARSE, k=16), [layer(0, 0.8)])  # layer 2 read everything
     assert [one.by_budget for one in layers] == [((8, 0.7), (16, 0.8)), ((8, 0.9), (16, 1.0))]
     assert [one.kept_mass for one in layers] == [0.5, 0.6]
+    # What a layer read is noted, not what the others did.
+    first = SparseAttention(k=8, selector="anchors", first_layer=4)
+    layers = with_budget([layer(0, 0.5), layer(2, 0.6)], first, [layer(0, 0.7), layer(2, 0.9)])
+    assert [one.by_budget for one in layers] == [((32, 0.7),), ((8, 0.9),)]
 
 
 @pytest.fixture(scope="module")

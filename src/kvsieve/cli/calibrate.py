@@ -97,14 +97,17 @@ def calibrate(run: CalibrateOptions, sparse: SparseOptions, model: ModelOptions)
 
 def _table(profile: "Profile") -> list[list[str]]:
     """Kept mass by layer: with the budget, with more of it, and what becomes of the layer."""
-    more = [k for k, _ in profile.layers[0].by_budget] if profile.layers else []
+    more = [k for k, _ in profile.layers[-1].by_budget] if profile.layers else []
     head = ["layer", "kept mass", "5th percentile", "worst head", *(f"k={k}" for k in more), ""]
     rows = [head, ["---"] * len(head)]
     budgets = dict(profile.layer_k)
     for one in profile.layers:
         worst = f"{min(one.heads):.3f} (head {one.heads.index(min(one.heads))})"
         figures = [f"{one.kept_mass:.3f}", f"{one.kept_mass_p5:.3f}", worst]
-        figures += [f"{kept:.3f}" for _, kept in one.by_budget]
+        figures += [
+            f"{kept:.3f}" if k == usual else f"{kept:.3f} (k={k})"
+            for usual, (k, kept) in zip(more, one.by_budget, strict=True)
+        ]
         mark = f"k={budgets[one.layer]}" if one.layer in budgets else ""
         mark = "exact" if one.layer in profile.exact_layers else mark
         rows.append([str(one.layer), *figures, mark])

@@ -209,7 +209,7 @@ def calibrate(
         k = factor * sparse.k
         if k * sparse.block_size >= length - queries or not needing_more(layers, min_mass):
             break
-        layers = with_budget(layers, k, measure(k))
+        layers = with_budget(layers, replace(sparse, k=k), measure(k))
     exact_layers = worst_layers(
         layers, min_mass=min_mass, at_most=int(max_exact * llm.config.num_layers)
     )
@@ -261,14 +261,23 @@ def layer_profiles(measured: Sequence[Recall]) -> tuple[LayerProfile, ...]:
 
 
 def with_budget(
-    layers: Sequence[LayerProfile], k: int, measured: Sequence[LayerProfile]
+    layers: Sequence[LayerProfile], sparse: SparseAttention, measured: Sequence[LayerProfile]
 ) -> tuple[LayerProfile, ...]:
-    """The layers, with what each kept under another budget beside it."""
+    """The layers, with what each kept under another setting's budget of it beside it.
+
+    A layer that `measured` leaves out read everything under that setting: it has no more to say.
+    """
     kept = {layer.layer: layer.kept_mass for layer in measured}
+    own = dict(sparse.layer_budgets)
     return tuple(
-        replace(layer, by_budget=(*layer.by_budget, (k, kept[layer.layer])))
+        replace(
+            layer,
+            by_budget=(
+                *layer.by_budget,
+                (own.get(layer.layer, sparse.k), kept.get(layer.layer, 1.0)),
+            ),
+        )
         for layer in layers
-        if layer.layer in kept
     )
 
 
