@@ -28,7 +28,9 @@ KEY, TOKENS = 64 + 4, 6400
 def test_by_selector(selector: str, expected: float) -> None:
     layout = PageLayout(k_type="q8_0", v_type="q8_0", head_dim=64)
     sparse = SparseAttention(selector=selector)  # type: ignore[arg-type]
-    assert choose_bytes(sparse, layout, num_kv_heads=3, num_tokens=TOKENS) == pytest.approx(expected)
+    assert choose_bytes(sparse, layout, num_kv_heads=3, num_tokens=TOKENS) == pytest.approx(
+        expected
+    )
 
 
 def test_a_rule_in_python_is_given_every_key() -> None:
