@@ -259,11 +259,16 @@ def neighbours_rotate(rows: np.ndarray, num_heads: int) -> np.ndarray:
     return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(rows.shape)
 
 
+def gguf_architecture(name: str) -> str:
+    """``general.architecture`` of the model in a GGUF."""
+    arch = GGUF_NAMES.get(name, name.split("-")[0])
+    return "llama" if arch in ("llama3", "linear", "yarn") else arch
+
+
 def write_gguf(path: Path, name: str, *, permute: bool = True, weight_type: str = "F32") -> Path:
     """The same model as a GGUF, as converters write it. `permute=False`: a wrong converter."""
     config = text_config(name)
-    arch = GGUF_NAMES.get(name, name.split("-")[0])
-    arch = "llama" if arch in ("llama3", "linear", "yarn") else arch
+    arch = gguf_architecture(name)
     gemma = arch == "gemma3"
     writer = gguf.GGUFWriter(str(path), arch)
     _add_metadata(writer, arch, config)

@@ -19,7 +19,13 @@ from kvsieve.models.tensors import (
     optional_vectors,
     tensor_shapes,
 )
-from tests.checkpoints import CONFIGS, NOT_IN_A_GGUF, write_folder, write_gguf
+from tests.checkpoints import (
+    CONFIGS,
+    NOT_IN_A_GGUF,
+    gguf_architecture,
+    write_folder,
+    write_gguf,
+)
 from tests.tiny_model import write_tiny_gguf
 
 FORMAT = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -32,13 +38,8 @@ PARTS = {
     "qwen3vl": HEAD_NORMS,
     "gemma3": HEAD_NORMS | {"attn_post_norm", "ffn_post_norm"},
 }
-GGUFS = {
-    "llama": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "qwen3vl": "qwen3-vl",
-    "gemma3": "gemma3",
-}
+GGUFS = {gguf_architecture(n): n for n in reversed(list(CONFIGS)) if n not in NOT_IN_A_GGUF}
+"""The plainest model of each architecture."""
 
 
 def tiny(tmp_path: Path, **options: Any) -> GgufFile:
