@@ -8,13 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from kvsieve.kernels.backend import Segment
 from kvsieve.kernels.layout import PageLayout
 from kvsieve.kernels.native import NativeBackend
 from kvsieve.kernels.reference.backend import ReferenceBackend
+from kvsieve.models import decoder
 from kvsieve.models.decoder import Decoder
 from kvsieve.models.model_file import open_model_file, read_config
+from kvsieve.types import CacheType
 from tests.checkpoints import (
     CONFIGS,
     KEPT,
@@ -29,14 +32,16 @@ GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 IN_A_GGUF = [name for name in CONFIGS if name not in NOT_IN_A_GGUF]
 
 
-def logits_of(path: Path, name: str, *, count: int | None = None, backend=None) -> np.ndarray:
-    """Logits of the first positions, f32 weights and cache: a prompt in two parts, then tokens."""
+def logits_of(
+    path: Path, name: str, *, count: int | None = None, backend=None, cache_type: CacheType = "f32"
+) -> np.ndarray:
+    """Logits of the first positions, f32 weights: a prompt in two parts, then tokens."""
     file = open_model_file(path)
-    decoder = Decoder(read_config(file), backend or NativeBackend(threads=2), file, weights="f32")
-    config = decoder.config
+    model = Decoder(read_config(file), backend or NativeBackend(threads=2), file, weights="f32")
+    config = model.config
     ids = token_ids(name).astype(np.int32)
     count = count or len(ids)
-    layout = PageLayout(k_type="f32", v_type="f32", head_dim=config.head_dim)
+    layout = PageLayout(k_type=cache_type, v_type=cache_type, head_dim=config.head_dim)
     blocks = -(-count // 32)
     pages = np.full(
         (config.num_layers, blocks, config.num_kv_heads, layout.page_bytes), 0x5A, np.uint8
@@ -59,7 +64,7 @@ def logits_of(path: Path, name: str, *, count: int | None = None, backend=None) 
             pages=pages,
             block_table=table,
         )
-        logits, _ = decoder.forward(ids[start:stop], [segment], logit_rows=range(stop - start))
+        logits, _ = model.forward(ids[start:stop], [segment], logit_rows=range(stop - start))
         found.append(logits)
     file.close()
     rows = np.concatenate(found)
@@ -84,6 +89,29 @@ def test_a_gguf_gives_the_logits_of_transformers(tmp_path: Path, name: str) -> N
 def test_the_specification_gives_them_too(tmp_path: Path, name: str) -> None:
     got = logits_of(write_folder(tmp_path / name, name), name, count=72, backend=ReferenceBackend())
     np.testing.assert_allclose(got, np.load(GOLDEN / f"{name}.npy")[:72], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_large_channels_of_keys_do_not_cost_the_others_their_bits(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Norms are balanced: the same bits in float32, and much less of an error in 8 bits."""
+    file = write_folder(tmp_path / name, name) / "model.safetensors"
+    tensors = load_file(file)
+    for key in tensors:
+        if key.endswith("k_norm.weight"):
+            tensors[key][[3, 19]] = 25.0
+    save_file(tensors, file)
+
+    def found(cache_type: CacheType) -> np.ndarray:
+        return logits_of(file.parent, name, count=96, cache_type=cache_type)
+
+    balanced = {kind: found(kind) for kind in ("f32", "q8_0")}
+    monkeypatch.setattr(decoder, "balanced_norms", lambda q, k, **_: (q, k))
+    plain = {kind: found(kind) for kind in ("f32", "q8_0")}
+    np.testing.assert_array_equal(balanced["f32"], plain["f32"])
+    error, before = (np.abs(one["q8_0"] - one["f32"]).mean() for one in (balanced, plain))
+    assert error < 0.6 * before
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
