@@ -225,6 +225,16 @@ def test_a_layer_has_its_own_budget() -> None:
     assert lengths == [{2}, {4}]
 
 
+def test_the_kept_mass_is_estimated_at_the_first_token_and_at_every_32nd() -> None:
+    k, v, q = (states(seed, 400, heads, 32) for seed, heads in ((0, 2), (1, 2), (2, 4)))
+    rows = layer_rows(sparse=SparseAttention(k=2, dense_tail=0, selector="anchors"))
+    rows.append(0, k, v)
+    _, reads = rows.attend(0, q[330:], start=330, num_prompt=0, prompt_len=330, scale=SCALE)
+    assert all(read.lists is not None for read in reads)
+    estimated = [read.segment.start for read in reads if read.kept_mass is not None]
+    assert estimated == [330, 352, 384]
+
+
 def test_a_layer_that_is_to_be_exact_reads_everything() -> None:
     sparse = SparseAttention(k=2, dense_tail=0, exact_layers=(0,))
     k, v, q = (states(seed, 300, heads, 32) for seed, heads in ((0, 2), (1, 2), (2, 4)))

@@ -23,6 +23,10 @@ from kvsieve.types import F32, Bool, CacheType
 _FIRST_TOKENS = 1024
 """Room per row that is asked for at first. It is address space: memory follows what is written."""
 
+_ESTIMATED_EVERY = 32
+"""Kept mass is estimated for the first decoded token and at every so many positions: by the
+specification, which takes some milliseconds, as the core estimates only in layers of its own."""
+
 _DENSE_ROWS = 128
 """Queries computed together under a token mask: 8 MiB of float64 logits per head and 8k tokens."""
 
@@ -45,7 +49,7 @@ class HostSettings:
 class Read:
     """One call of the kernels: which rows of which cache read what. ``lists`` None: everything.
 
-    ``kept_mass`` f32 ``[Hq]`` is there for a decoded token with selector ``anchors``.
+    ``kept_mass`` f32 ``[Hq]`` is there for some decoded tokens with selector ``anchors``.
     """
 
     segment: Segment
@@ -175,8 +179,9 @@ class LayerRows:
             rows = np.ascontiguousarray(q[first:last])
             lists = backend.select(segment, 0, rows, scale=scale)
             outputs.append(backend.attend(segment, 0, rows, scale=scale, lists=lists))
-            # Estimated by the specification: the core does so only in a layer of its own.
-            kept = kept_mass(segment, 0, rows, scale=scale, lists=lists)
+            kept = None
+            if segment.start == prompt_len or segment.start % _ESTIMATED_EVERY == 0:
+                kept = kept_mass(segment, 0, rows, scale=scale, lists=lists)
             reads.append(Read(segment=segment, lists=lists, kept_mass=kept))
         return np.concatenate(outputs), reads
 
