@@ -150,6 +150,26 @@ def test_the_index_does_not_depend_on_chunks(selector: str, chunk: int) -> None:
     np.testing.assert_array_equal(Chosen(selector, 333).fill(native, chunk=chunk).records(), whole)
 
 
+@pytest.mark.parametrize("selector", VECTORS)
+@pytest.mark.parametrize("backend", [NativeBackend(threads=2), ReferenceBackend()])
+def test_running_on_after_a_cut_gives_the_same_records(selector: str, backend: Backend) -> None:
+    """Cut inside a block that was full: its record is another text's until it is full again."""
+    straight, cut = Chosen(selector, 333).fill(backend), Chosen(selector, 333).fill(backend)
+    other = Chosen(selector, 333, seed=1)
+    for source in (other, straight):
+        for start, end in ((130, 140), (140, 141), (141, 333)):
+            rows = slice(start, end)
+            part = cut.rows(start, end, cut.sparse(), is_prefill=end - start > 1)
+            backend.append(part, 0, source.k[rows], source.v[rows])
+            got = backend.select(part, 0, source.q[rows], scale=cut.scale)
+            if source is straight and end == 141:  # 4 full blocks, and what stays of the fifth
+                fresh = Chosen(selector, 141)
+                fresh.k[:], fresh.q[:] = straight.k[:141], straight.q[:141]
+                segment, q = fresh.fill(backend).decode(fresh.sparse())
+                same(got, backend.select(segment, 0, q, scale=fresh.scale))
+    np.testing.assert_array_equal(cut.records(), straight.records())
+
+
 @pytest.mark.parametrize("selector", NEW)
 @pytest.mark.parametrize("threads", [1, 3, 16])
 def test_threads_change_nothing(selector: str, threads: int) -> None:
