@@ -26,4 +26,4 @@ def test_the_snippets_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     exec(compile(first.replace(", max_new_tokens=64", ""), str(PAGE), "exec"), names)
     assert capsys.readouterr().out.startswith("sparse 0.")
     exec(compile(second.replace("cache=cache", f"{CACHE}=cache"), str(PAGE), "exec"), names)
-    assert capsys.readouterr().out.startswith("{'mode': 'sparse', 'selector': 'probe'")
+    assert capsys.readouterr().out.startswith("{'mode': 'sparse', 'selector': 'anchors'")

@@ -57,7 +57,7 @@ def test_sparse_attention_equals_dense_attention_under_its_masks(
     model: Any, prompt: dict[str, Any]
 ) -> None:
     """Generation with a picture, then one pass over all of it under the blocks that were read."""
-    settings = SparseAttention(k=3, dense_tail=0)
+    settings = SparseAttention(k=3, dense_tail=0, selector="probe")
     with kt.sparse(model, settings, cache_type="f32", keep_masks=True) as run:
         got = generated(model, prompt)
     report = run.report()

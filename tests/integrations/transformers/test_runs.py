@@ -54,7 +54,10 @@ def test_every_way_to_generate(model: Any, options: dict[str, Any]) -> None:
 
 
 def test_layers_that_are_to_be_exact_are_and_the_kept_mass_is_reported(model: Any) -> None:
-    with kt.sparse(model, k=4, dense_tail=0, selector="anchors", exact_layers=(1,)) as run:
+    settings = SparseAttention(
+        k=2, dense_tail=0, selector="anchors", exact_layers=(1,), layer_k=((0, 3),)
+    )
+    with kt.sparse(model, settings) as run:
         model.generate(repeated(), do_sample=False, max_new_tokens=8)
     report = run.report()
     assert (report.sparse_layers, report.exact_layers) == ((0, 2), (1,))
@@ -69,7 +72,7 @@ def test_layers_that_are_to_be_exact_are_and_the_kept_mass_is_reported(model: An
 def test_assisted_decoding_is_decoding(model: Any) -> None:
     """Candidates that are checked together read what each would read alone."""
     ids = repeated()
-    settings = SparseAttention(k=2, dense_tail=0)
+    settings = SparseAttention(k=2, dense_tail=0, selector="probe")
     # An assistant that proposes what the model itself would say: candidates are accepted, too.
     assistant = llama()
     results = []
