@@ -195,7 +195,8 @@ def test_masks_and_report(model: Any) -> None:
 
 def test_layers_may_share_keys(model: Any) -> None:
     """Some models let several layers read one layer's keys, each with its own queries."""
-    cache = KVSieveCache(model.config, sparse=SparseAttention(k=2, dense_tail=0), cache_type="f32")
+    sparse = SparseAttention(k=2, dense_tail=0, selector="probe")  # which records importance
+    cache = KVSieveCache(model.config, sparse=sparse, cache_type="f32")
     layer = cache.layers[0]
     keys, values = layer.update(states(100), states(100))
     queries = torch.randn(2, 1, 4, 100, 32)
