@@ -18,14 +18,14 @@ from kvsieve.kernels.reference.quantize import Rows
 from kvsieve.kernels.reference.selection import pick_even
 from kvsieve.types import BLOCK_SIZE, F32, I32
 
-SMALL_BUDGET_REFINED = 64
-"""Selection blocks that get their exact mass under the smallest budget.
+KEYS_AND_VALUES = 64
+"""Under a small budget, blocks whose keys are read and blocks whose values are, together.
 
-The fewer are chosen, the more depends on each of them.
+So the smaller budgets read as many bytes as one of 32 blocks: each block counts for more there.
 """
 
 NUM_MARGIN = 16
-"""Of these, so many of the worst by estimate tell how wrong the estimate is further down."""
+"""Of the blocks refined, so many of the worst by estimate tell how wrong it is further down."""
 
 MAX_CORRECTION = np.float32(16)
 """Most by which the blocks further down are scaled."""
@@ -47,7 +47,7 @@ class Refined:
 
 def num_refined(k: int) -> int:
     """Selection blocks that get their exact mass under a budget of `k`, guards among them."""
-    return max(SMALL_BUDGET_REFINED - k // 2, k + NUM_MARGIN)
+    return max(KEYS_AND_VALUES - k, k)
 
 
 def candidates(merged: F32, k: int) -> tuple[I32, I32]:
