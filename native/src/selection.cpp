@@ -251,8 +251,11 @@ void Selection::store_list(const Segment& s, const uint8_t* taken, int num_block
   const int pages_per_block = s.plan.block_size / kBlock;
   int32_t* list = lists.row(head, tile);
   int length = 0;
-  for (int page = 0; page < num_blocks; page++)
-    if (taken[page / pages_per_block]) list[length++] = page;
+  for (int b = 0, page = 0; page < num_blocks; b++) {
+    const int end = std::min(num_blocks, page + pages_per_block);
+    if (!taken[b]) page = end;
+    for (; page < end; page++) list[length++] = page;
+  }
   lists.length(head, tile) = length;
 }
 

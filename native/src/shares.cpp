@@ -12,6 +12,13 @@ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 // Most by which the masses of blocks that were not refined are scaled.
 constexpr float kMaxCorrection = 16;
 
+// Chosen pages lie apart, which the processor's own prefetch does not follow.
+constexpr int kPagesAhead = 2;
+void ask_for_keys(const Segment& s, int layer, int kv_head, int block) {
+  const uint8_t* page = s.page(layer, kv_head, block);
+  for (size_t at = 0; at < s.layout.v; at += 64) __builtin_prefetch(page + at, 0, 3);
+}
+
 Queries row_of(Queries q, int row) {
   q.values += static_cast<ptrdiff_t>(row) * q.stride;
   q.codes += static_cast<ptrdiff_t>(row) * q.stride;
@@ -35,16 +42,22 @@ void Selection::add_shares(const Segment& s, const float* masses, int rows, int 
                            float* shares) const {
   const int stride = Anchors::stride(s), pages_per_block = s.plan.block_size / kBlock;
   const int count = ceil_div(own + 1, pages_per_block);
-  if (first) std::fill_n(shares, count, 0.0f);
+  // Under a mass budget the sum, for a mean: shares of all rows' attention must add up to 1.
+  const bool add = s.plan.mass > 0;
+  if (first) std::fill_n(shares, stride, 0.0f);
   for (int r = 0; r < rows; r++) {
     const float* row = masses + static_cast<ptrdiff_t>(r) * stride;
+    if (pages_per_block == 1) {
+      kernels_.add_shares(row, own + 1, add, shares);
+      continue;
+    }
     float total = 0;
     for (int page = 0; page <= own; page++) total += row[page];
     for (int b = 0, page = 0; b < count; b++) {
       float share = 0;
-      for (; page <= own && page / pages_per_block == b; page++) share += row[page] / total;
-      // Under a mass budget the sum, for a mean: shares of all rows' attention must add up to 1.
-      shares[b] = s.plan.mass > 0 ? shares[b] + share : std::max(shares[b], share);
+      for (const int end = std::min(own + 1, page + pages_per_block); page < end; page++)
+        share += row[page] / total;
+      shares[b] = add ? shares[b] + share : std::max(shares[b], share);
     }
   }
 }
@@ -77,14 +90,19 @@ void Selection::refine(const Segment& s, const FoldedQueries& queries, int layer
                   marks);
   int pages = 0;
   int32_t* page = scratch.pages.data();
-  for (int b = 0; b < indexed; b++)
-    if (marks.taken[b / pages_per_block]) page[pages++] = b;
+  for (int b = 0, next = 0; next < indexed; b++) {
+    const int end = std::min(indexed, next + pages_per_block);
+    if (!marks.taken[b]) next = end;
+    for (; next < end; next++) page[pages++] = next;
+  }
   float *logits = scratch.page_logits.data(), *exact = scratch.exact.data();
   each_rows(s, queries, first, heads, [&](const Queries& q, int rows, int h) {
     const int row_stride = pages * kBlock;
-    for (int i = 0; i < pages; i++)
+    for (int i = 0; i < pages; i++) {
+      if (i + kPagesAhead < pages) ask_for_keys(s, layer, kv_head, page[i + kPagesAhead]);
       kernels_.page_logits(s.layout, s.page(layer, kv_head, page[i]), q, rows, logits + i * kBlock,
                            row_stride);
+    }
     for (int r = 0; r < rows; r++) {
       float* mass = masses + static_cast<ptrdiff_t>(h + r) * stride;
       const float estimated_top = tops[h + r];
@@ -126,7 +144,7 @@ void Selection::select_decode_by_shares(const Segment& s, const FoldedQueries& q
   }
   for (int b = 0; b < count; b++) {
     if (!marks.taken[b])
-      shares[b] = -1;  // nobody looked at its keys
+      shares[b] = -__builtin_inff();  // nobody looked at its keys
     else if (s.plan.mass > 0)
       shares[b] /= static_cast<float>(heads);
   }
@@ -136,8 +154,11 @@ void Selection::select_decode_by_shares(const Segment& s, const FoldedQueries& q
   for (int h = 0; h < heads; h++) {
     const float* row = masses + static_cast<ptrdiff_t>(h) * stride;
     float skipped = 0;
-    for (int page = 0; page <= own; page++)
-      if (!marks.taken[page / pages_per_block]) skipped += row[page];
+    for (int b = 0, page = 0; b < count; b++) {
+      const int end = std::min(own + 1, page + pages_per_block);
+      if (marks.taken[b]) page = end;
+      for (; page < end; page++) skipped += row[page];
+    }
     lists.skipped[first + h] = skipped;
   }
 }

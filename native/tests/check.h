@@ -83,6 +83,7 @@ bool check_vector_scores(Pair kernels);
 bool check_anchor_logits(Pair kernels);
 bool check_block_masses(Pair kernels);
 bool check_exact_masses(Pair kernels);
+bool check_add_shares(Pair kernels);
 bool check_attend_run(Pair kernels);
 bool check_merge_and_finish(Pair kernels);
 bool check_add_importance(Pair kernels);

@@ -291,6 +291,20 @@ bool check_exact_masses(Pair kernels) {
   return check.report(kernels.got.name);
 }
 
+bool check_add_shares(Pair kernels) {
+  Check check("add_shares");
+  Random random(14);
+  for (int count : {1, 15, 16, 17, 40})
+    for (bool add : {false, true}) {
+      std::vector<float> masses(48, __builtin_nanf("")), got(48, 0.01f), expected(got);
+      for (int b = 0; b < count; b++) masses[b] = random.positive();
+      kernels.got.add_shares(masses.data(), count, add, got.data());
+      kernels.expected.add_shares(masses.data(), count, add, expected.data());
+      check.same(got.data(), expected.data(), count, name("blocks", count));
+    }
+  return check.report(kernels.got.name);
+}
+
 // A run's outcome; weights are exp(logit - m) of the listed pages.
 struct Outcome {
   std::vector<float> weights, o, m, s;

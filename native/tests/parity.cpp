@@ -9,11 +9,11 @@ namespace {
 
 bool check_all(Pair kernels) {
   bool same = true;
-  for (auto check :
-       {check_project, check_quantize_row, check_rms_norm, check_silu_mul, check_gelu_mul,
-        check_rope, check_append, check_fold_query, check_page_logits, check_index_scores,
-        check_vector_scores, check_anchor_logits, check_block_masses, check_exact_masses,
-        check_attend_run, check_merge_and_finish, check_add_importance, check_exp})
+  for (auto check : {check_project, check_quantize_row, check_rms_norm, check_silu_mul,
+                     check_gelu_mul, check_rope, check_append, check_fold_query, check_page_logits,
+                     check_index_scores, check_vector_scores, check_anchor_logits,
+                     check_block_masses, check_exact_masses, check_add_shares, check_attend_run,
+                     check_merge_and_finish, check_add_importance, check_exp})
     same = check(kernels) && same;
   return same;
 }

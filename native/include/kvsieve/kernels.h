@@ -153,6 +153,9 @@ struct Kernels {
   // Mass of each of `pages` blocks from their logits [page][32], in units of exp(returned maximum),
   // which is at least `top`.
   float (*exact_masses)(const float* logits, int pages, float top, float* masses);
+  // shares[b] = the larger of itself and masses[b] as a share of their sum; their sum with `add`.
+  // Up to a multiple of 16 is written.
+  void (*add_shares)(const float* masses, int count, bool add, float* shares);
   void (*attend_run)(const RunArgs& args);
   // (o, m, s) <- merge of itself and a later run's; m == -inf means "nothing seen".
   void (*merge)(float* o, float* m, float* s, const float* o2, float m2, float s2, int head_dim);

@@ -79,6 +79,17 @@ static float block_masses(float* logits, int vector_stride, int indexed, float* 
   return top;
 }
 
+static void add_shares(const float* masses, int count, bool add, float* shares) {
+  F sums = f_zero();
+  for (int b = 0; b < count; b += 16)
+    sums = sums + f_keep_first(f_load(masses + b), count - b < 16 ? count - b : 16, f_zero());
+  const F unit = f_set1(1.0f / f_reduce_add(sums));
+  for (int b = 0; b < count; b += 16) {
+    F share = f_load(masses + b) * unit, before = f_load(shares + b);
+    f_store(shares + b, add ? before + share : f_max(share, before));
+  }
+}
+
 static float exact_masses(const float* logits, int pages, float top, float* masses) {
   F largest = f_set1(top);
   for (int i = 0; i < 2 * pages; i++) largest = f_max(f_load(logits + i * 16), largest);

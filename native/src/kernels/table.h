@@ -27,6 +27,7 @@ static const Kernels kTable = {
     .anchor_logits = anchor_logits,
     .block_masses = block_masses,
     .exact_masses = exact_masses,
+    .add_shares = add_shares,
     .attend_run = attend_run,
     .merge = merge,
     .finish = finish,

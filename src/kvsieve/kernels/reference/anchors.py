@@ -140,7 +140,7 @@ def shares(masses: F32, block_size: int) -> F32:
     """Masses of blocks of 32 as shares of their row's sum, per selection block: ``[R, Ns]``."""
     total = np.add.accumulate(masses, axis=1)[:, -1:]
     starts = np.arange(0, masses.shape[1], block_size // BLOCK_SIZE)
-    return np.add.reduceat(masses / total, starts, axis=1)
+    return np.add.reduceat(masses * (np.float32(1) / total), starts, axis=1)
 
 
 def merge_shares(row_shares: F32, *, is_mean: bool) -> F32:

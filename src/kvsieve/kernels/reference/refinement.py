@@ -35,7 +35,7 @@ MAX_CORRECTION = np.float32(16)
 class Refined:
     """What a decoded token's blocks hold of its attention, for query heads that choose together.
 
-    shares  f32 ``[Ns]``, of selection blocks, merged; -1 for those that were not refined
+    shares  f32 ``[Ns]``, of selection blocks, merged; -inf for those that were not refined
     masses  f32 ``[H, Nb]``, of blocks of 32, in units of ``exp(top)``
     tops    f32 ``[H]``
     """
@@ -127,5 +127,5 @@ def refine(segment: Segment, layer: int, plan: SparsePlan, *, q: Rows, heads: ra
     merged = merge_shares(shares(masses, plan.block_size), is_mean=is_mean)
     left_out = np.ones(len(merged), bool)
     left_out[chosen] = False
-    merged[left_out] = -1
+    merged[left_out] = -np.inf
     return Refined(shares=merged, masses=masses, tops=tops)
