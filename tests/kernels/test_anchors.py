@@ -273,7 +273,7 @@ def test_anchors_need_their_index() -> None:
 def test_a_long_context_is_refined_as_the_specification_says(
     share: str, mass: float, block_size: int
 ) -> None:
-    context = Context(120 * block_size + 5, seed=4)  # 121 blocks, of which 48 to 64 are refined
+    context = Context(120 * block_size + 5, seed=4)  # 121 blocks, of which 56 to 121 are refined
     native, reference = NativeBackend(threads=2), ReferenceBackend()
     context.fill(native)
     for k in (1, 4, 40, 118):  # with 118 all are

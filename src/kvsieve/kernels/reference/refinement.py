@@ -18,10 +18,10 @@ from kvsieve.kernels.reference.quantize import Rows
 from kvsieve.kernels.reference.selection import pick_even
 from kvsieve.types import BLOCK_SIZE, F32, I32
 
-KEYS_AND_VALUES = 64
-"""Under a small budget, blocks whose keys are read and blocks whose values are, together.
+SMALL_BUDGET_REFINED = 64
+"""Selection blocks that get their exact mass under the smallest budget.
 
-So the smaller budgets read as many bytes as one of 32 blocks: each block counts for more there.
+The fewer are chosen, the more depends on each of them.
 """
 
 NUM_MARGIN = 16
@@ -47,7 +47,7 @@ class Refined:
 
 def num_refined(k: int) -> int:
     """Selection blocks that get their exact mass under a budget of `k`, guards among them."""
-    return max(KEYS_AND_VALUES - k, k)
+    return max(SMALL_BUDGET_REFINED - k // 2, k + NUM_MARGIN)
 
 
 def candidates(merged: F32, k: int) -> tuple[I32, I32]:
