@@ -86,17 +86,26 @@ void Selection::prepare(HeadShape shape, const std::vector<Segment>& segments) {
     if (has_two_levels(s))
       candidates += static_cast<size_t>(lists_[i].heads) * num_candidates(s.plan.k);
   }
+  by_shares_.stride = pages;
+  by_shares_.refined = refined;
+  if (refined > 0) {
+    const size_t heads = shape.num_q_heads;
+    by_shares_.masses.reserve(heads * pages);
+    by_shares_.shares.reserve(heads * pages);
+    by_shares_.taken.reserve(heads * pages);
+    by_shares_.pages.reserve(heads * refined);
+    by_shares_.logits.reserve(heads * refined * kBlock);
+    by_shares_.num_pages.resize(heads);
+  }
   importance_.reserve(sums);
   scores_.reserve(scores);
   candidates_.reserve(candidates);
   for (Scratch& scratch : scratch_) {
-    scratch.page_logits.reserve(static_cast<size_t>(kMaxRows) * kBlock * std::max(1, refined));
+    scratch.page_logits.reserve(kMaxRows * kBlock);
     scratch.exact.reserve(refined);
-    scratch.pages.reserve(refined);
     scratch.scores.reserve(static_cast<size_t>(kMaxRows) * stride);
     scratch.merged.reserve(stride);
-    // Decode keeps the masses of a whole group until its blocks are chosen.
-    scratch.masses.reserve(static_cast<size_t>(std::max(kMaxRows, shape.group_size())) * pages);
+    scratch.masses.reserve(static_cast<size_t>(kMaxRows) * pages);
     scratch.all_logits.reserve(static_cast<size_t>(kMaxRows) * tokens);
     scratch.taken.reserve(stride);
     scratch.order.reserve(stride);
@@ -354,12 +363,14 @@ void Selection::run(Worker& worker, const std::vector<Segment>& segments,
         for (int64_t t = begin; t < end; t++) sums[block] += tokens[t];
       });
     }
+    if (s.plan.by_shares()) {
+      select_by_shares(worker, s, queries, layer, lists);
+      continue;
+    }
     if (s.plan.by_scores()) score_decode(worker, i, s, queries, layer, lists.heads);
     worker.share(lists.heads, 1, [&](int64_t item) {
       const int head = static_cast<int>(item);
-      if (s.plan.by_shares())
-        select_decode_by_shares(s, queries, layer, head, lists, worker.id());
-      else if (s.plan.selector == Selector::random)
+      if (s.plan.selector == Selector::random)
         select_decode_at_random(s, layer, head, lists, worker.id());
       else
         select_decode(i, s, head, sums, lists, worker.id());

@@ -273,7 +273,7 @@ def test_anchors_need_their_index() -> None:
 def test_a_long_context_is_refined_as_the_specification_says(
     share: str, mass: float, block_size: int
 ) -> None:
-    context = Context(120 * block_size + 5, seed=4)  # 121 blocks, of which 56 to 121 are refined
+    context = Context(120 * block_size + 5, seed=4)  # 121 blocks, of which 64 to 121 are refined
     native, reference = NativeBackend(threads=2), ReferenceBackend()
     context.fill(native)
     for k in (1, 4, 40, 118):  # with 118 all are
@@ -289,8 +289,8 @@ def test_a_long_context_is_refined_as_the_specification_says(
 
 
 def test_few_blocks_are_chosen_by_their_true_mass() -> None:
-    """Up to 48 blocks the estimate plays no part, whatever the index holds."""
-    context = Context(48 * 32)
+    """Up to 64 blocks the estimate plays no part, whatever the index holds."""
+    context = Context(64 * 32)
     native = NativeBackend(threads=1)
     context.fill(native)
     context.records()[:] = 0
@@ -299,7 +299,7 @@ def test_few_blocks_are_chosen_by_their_true_mass() -> None:
     assert lists is not None
     for head in range(HEADS):
         masses = context.true_masses(segment, head)
-        masses[[0, 46, 47]] = np.inf  # the guards
+        masses[[0, 62, 63]] = np.inf  # the guards
         best = np.sort(np.argsort(-masses)[:8])
         got = lists.indices[lists.indptr[head] : lists.indptr[head + 1]]
         np.testing.assert_array_equal(got, best)

@@ -50,7 +50,7 @@ inline int num_candidates(int k) {
 // Under selector `anchors`, selection blocks whose exact mass is found before a decoded token's are
 // chosen, and how many of these show how wrong the estimate is for the others.
 constexpr int kRefineMargin = 16;
-inline int num_refined(int k) { return std::max(64 - k / 2, k + kRefineMargin); }
+inline int num_refined(int k) { return std::max(64, k + kRefineMargin); }
 
 // merged[b] = max over rows of (score - the row's maximum over the first `counted` blocks).
 // Call with first = true for the first row.

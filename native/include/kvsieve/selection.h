@@ -44,7 +44,7 @@ class Selection {
     Buffer<float> page_logits, scores, merged, masses, exact;
     Buffer<float> all_logits;  // for true masses, of kMaxRows rows
     Buffer<uint8_t> taken;
-    Buffer<int32_t> order, pages;
+    Buffer<int32_t> order;
   };
   // Which keys of a block are compared: those on the first of two levels, or all sampled ones.
   enum class Keys { coarse, all };
@@ -82,28 +82,34 @@ class Selection {
   void pick(const Segment& s, const float* scores, int count, const int64_t* importance,
             PickScratch scratch) const;
   // Shares of the attention of rows of block `own` per selection block, from their masses per block
-  // of 32, merged into `shares` (for `first`: written): the largest, or under a mass budget the sum.
-  void add_shares(const Segment& s, const float* masses, int rows, int own, bool first,
+  // of 32, merged into `shares` (for `first`: written): the largest, or under a mass budget the
+  // sum.
+  void add_shares(const Segment& s, const float* masses, int stride, int rows, int own, bool first,
                   float* shares) const;
   // Calls use(q, rows, h) for query heads first + h to first + h + rows - 1 of a decoded token.
   template <class Use>
   void each_rows(const Segment& s, const FoldedQueries& queries, int first, int heads,
                  const Use& use) const;
-  // Marks the best blocks by `shares` in the thread's scratch, puts their exact masses in place of
-  // the estimates, and corrects those of the others; `tops` are the units and may rise.
-  void refine(const Segment& s, const FoldedQueries& queries, int layer, int first, int heads,
-              const float* shares, float* masses, float* tops, int thread);
+  // The lists of a decoded token by shares, in three phases, so that few lists use many threads:
+  // estimate and name candidates; logits of the candidates' keys; correct and choose.
+  void select_by_shares(Worker& worker, const Segment& s, const FoldedQueries& queries, int layer,
+                        Lists& lists);
+  void name_candidates(const Segment& s, const FoldedQueries& queries, int layer, int list,
+                       Lists& lists, int thread);
+  void candidate_logits(const Segment& s, const FoldedQueries& queries, int layer, int list,
+                        int chunk);
+  // Puts the candidates' exact masses in place of the estimates, and corrects those of the others.
+  void correct_masses(const Segment& s, int list, Lists& lists, int thread);
+  void choose_by_shares(const Segment& s, int list, Lists& lists, int thread);
   void score_shares(const Segment& s, int layer, int kv_head, const Queries& q, int rows,
                     float* out, int stride, int thread);
   // Masses of blocks 0 to `own` as Anchors::estimate gives them; true ones with selector `oracle`,
   // and of an only block.
   void block_masses(const Segment& s, int layer, int kv_head, const Queries& q, int rows, int own,
-                    const int* visible, float* masses, float* top, int thread);
+                    const int* visible, float* masses, int stride, float* top, int thread);
   void true_masses(const Segment& s, int layer, int kv_head, const Queries& q, int rows, int own,
                    const int* visible, float* masses, int stride, float* top, int thread);
   void select_decode_at_random(const Segment& s, int layer, int head, Lists& lists, int thread);
-  void select_decode_by_shares(const Segment& s, const FoldedQueries& queries, int layer, int head,
-                               Lists& lists, int thread);
   // Merged shares of all rows of a prompt tile.
   void tile_shares(const Segment& s, const FoldedQueries& queries, int layer, int kv_head, int tile,
                    float* shares, int thread);
@@ -118,6 +124,15 @@ class Selection {
   HeadShape shape_{};
   std::vector<Scratch> scratch_;
   std::vector<Lists> lists_;
+  // Of the decode segment whose lists are being chosen by shares.
+  struct ByShares {
+    int stride = 0, refined = 0;   // room per row of masses; pages refined at most
+    Buffer<float> masses, shares;  // [query head][stride]; [list][stride]
+    Buffer<float> logits;          // [query head][refined][32]
+    Buffer<uint8_t> taken;         // [list][stride]
+    Buffer<int32_t> pages;         // [list][refined]
+    std::vector<int> num_pages;    // [list]
+  } by_shares_;
   Buffer<float> scores_;                           // decode: [segment][query head][stride]
   std::vector<size_t> scores_at_, candidates_at_;  // where a segment's begin
   Buffer<int32_t> candidates_;                     // decode: [segment][list][num_candidates(k)]

@@ -11,6 +11,7 @@ SelectorName = Literal[
     "probe", "even", "anchors", "minmax", "mean", "meanstd", "window", "oracle", "random"
 ]
 Share = Literal["head", "group"]
+AskedShare = Literal["auto", "head", "group"]
 Phase = Literal["both", "prefill", "decode"]
 
 CONTROLS: tuple[SelectorName, ...] = ("oracle", "random")
@@ -18,6 +19,9 @@ CONTROLS: tuple[SelectorName, ...] = ("oracle", "random")
 
 _BY_SHARES: tuple[SelectorName, ...] = ("anchors", "oracle")
 """Selectors whose scores are shares of the attention."""
+
+ROOMY = 32
+"""Blocks from which on a group's heads may as well choose together."""
 
 LARGEST = 2**31 - 1
 """Of every number here: the kernels count in 32 bits."""
@@ -37,7 +41,8 @@ class SparseAttention:
                 or ``window`` (the first block and the last ones); for evaluation only ``oracle``
                 (true attention, which reads all keys) and ``random``
     share       one selection per query ``head``, or one per ``group`` of heads that share a KV
-                head (decode; prefill always shares by group)
+                head (decode; prefill always shares by group); ``auto``: per group where `k` is 32
+                or more under ``anchors``, else per head
     phase       where it applies: ``both``, ``prefill`` or ``decode``
     dense_tail  the last tokens of a prompt that are read exactly
     mass        ``anchors`` and ``oracle``: instead of always `k`, as many blocks as bring the
@@ -57,7 +62,7 @@ class SparseAttention:
     block_size: int = 32
     num_probes: int = 8
     selector: SelectorName = "anchors"
-    share: Share = "head"
+    share: AskedShare = "auto"
     phase: Phase = "both"
     dense_tail: int = 256
     mass: float | None = None
@@ -88,7 +93,7 @@ class SparseAttention:
                 f"got {self.num_probes}"
             )
         _check_choice("selector", self.selector, get_args(SelectorName))
-        _check_choice("share", self.share, get_args(Share))
+        _check_choice("share", self.share, get_args(AskedShare))
         _check_choice("phase", self.phase, get_args(Phase))
         self._check_budget()
         self._check_rule()
@@ -170,6 +175,18 @@ class SparseAttention:
             )
 
     @property
+    def sharing(self) -> Share:
+        """What `share` comes to.
+
+        A group's heads read the same blocks, once, but choose a little worse for each: with few
+        blocks that shows (docs/selectors.md).
+        """
+        if self.share != "auto":
+            return self.share
+        has_room = self.selector_name == "anchors" and self.mass is None and self.k >= ROOMY
+        return "group" if has_room else "head"
+
+    @property
     def largest_budget(self) -> int:
         """Blocks that a query reads at most, in layers without a budget of their own."""
         return self.k if self.mass is None else self.k_max
@@ -199,7 +216,7 @@ class SparseAttention:
         if layer in self.exact_layers:
             return None
         k = dict(self.layer_budgets).get(layer, self.k)
-        return replace(self, k=k, exact_layers=(), layer_k=(), first_layer=1)
+        return replace(self, k=k, exact_layers=(), layer_k=(), first_layer=1, share=self.sharing)
 
     @property
     def uses_importance(self) -> bool:

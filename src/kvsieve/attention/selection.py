@@ -117,11 +117,11 @@ def select_blocks(
 def selector_for(sparse: SparseAttention) -> Selector:
     """The built-in selector that `sparse` names, with its settings."""
     if isinstance(sparse.rule, Selector):
-        return sparse.rule.under(k=sparse.k, block_size=sparse.block_size, share=sparse.share)
+        return sparse.rule.under(k=sparse.k, block_size=sparse.block_size, share=sparse.sharing)
     budget: dict[str, Any] = {
         "k": sparse.largest_budget,
         "block_size": sparse.block_size,
-        "share": sparse.share,
+        "share": sparse.sharing,
     }
     if sparse.selector in ("anchors", "oracle"):
         by_shares = {"anchors": AnchorsSelector, "oracle": OracleSelector}[sparse.selector]

@@ -154,8 +154,9 @@ class PlanOptions:
             "--share",
             panel=_PLAN,
             metavar="NAME",
-            show_default="head",
-            help="While decoding, choose per query head, or once per group of heads.",
+            show_default="auto",
+            help="While decoding, choose per query head, or once per group of heads; "
+            "auto: per group with --k 32 or more under anchors.",
         ),
     ] = None
     num_probes: Annotated[

@@ -89,8 +89,9 @@ class SparseOptions:
             "--sparse-share",
             panel=_SPARSE,
             metavar="NAME",
-            show_default="head",
-            help="While decoding, choose blocks per query head, or once per group of heads.",
+            show_default="auto",
+            help="While decoding, choose blocks per query head, or once per group of heads; auto: "
+            "per group with --sparse-k 32 or more under anchors.",
         ),
     ] = None
     sparse_phase: Annotated[

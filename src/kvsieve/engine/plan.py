@@ -17,7 +17,7 @@ def sparse_plan(
         k=sparse.largest_budget,
         block_size=sparse.block_size,
         num_probes=sparse.num_probes,
-        share=sparse.share,
+        share=sparse.sharing,
         exact_from_tile=max(0, prompt_len - sparse.dense_tail) // BLOCK_SIZE,
         mass=sparse.mass or 0.0,
         k_min=sparse.k_min,

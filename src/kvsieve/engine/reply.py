@@ -194,7 +194,7 @@ def attention_report(sequence: Sequence) -> AttentionReport:
     return AttentionReport(
         mode="sparse" if is_sparse else "exact",
         selector=sparse.selector_name if sparse else None,
-        share=sparse.share if sparse else None,
+        share=sparse.sharing if sparse else None,
         k=sparse.largest_budget if sparse else None,
         block_size=sparse.block_size if sparse else None,
         prefill=sequence.prefill.reads,

@@ -160,7 +160,7 @@ def rule_token(shape: ModelShape, rule: Rule, *, n_tokens: int) -> Reading:
     keeps_last = not (sparse.selector == "probe" and sparse.k == 1 and rule.scan_dims is None)
     chosen = (sparse.k - 1) * size + (open_tokens if keeps_last else size)
     read = min(n_tokens, chosen + window)
-    lists = shape.num_kv_heads if sparse.share == "group" else shape.num_q_heads
+    lists = shape.num_kv_heads if sparse.sharing == "group" else shape.num_q_heads
     keys, load_bytes = ScoreCost.of(rule, shape).of_blocks(*scored_blocks(rule, n_tokens=n_tokens))
     refined = refined_blocks(rule, n_tokens=n_tokens)
     keys += refined * size

@@ -164,7 +164,7 @@ def _rule_formulas(shape: ModelShape, rule: Rule, n: int) -> list[str]:
     coarse, fine = scored_blocks(rule, n_tokens=n)
     keys, load_bytes = cost.of_blocks(coarse, fine)
     lists, each = shape.num_q_heads, "Hq"
-    if sparse.share == "group":
+    if sparse.sharing == "group":
         lists, each = shape.num_kv_heads, "Hkv"
     lines += [
         f"  pairs, chosen     (k - 1) S + n - S (N - 1) = {k - 1} x {size} + "
@@ -209,7 +209,7 @@ def _rule_words(rule: Rule, n: int) -> str:
         what = f"scan of {rule.scan_dims} dimensions" if rule.scan_dims else sparse.selector
         words.append(
             f"{what}, {sparse.k} of {-(-n // sparse.block_size):,} blocks of {sparse.block_size}, "
-            f"one choice per {sparse.share}"
+            f"one choice per {sparse.sharing}"
         )
         if n < first_sparse_tokens(sparse):
             words.append("all fit: exact")

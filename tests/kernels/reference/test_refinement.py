@@ -6,14 +6,14 @@ from kvsieve.kernels.reference.refinement import candidates, correct, num_refine
 
 
 def test_the_number_refined_leaves_a_margin() -> None:
-    assert [num_refined(k) for k in (1, 8, 32, 33, 100)] == [64, 60, 48, 49, 116]
+    assert [num_refined(k) for k in (1, 32, 48, 49, 100)] == [64, 64, 64, 65, 116]
 
 
 def test_candidates_are_guards_and_the_largest_shares() -> None:
-    merged = np.linspace(1, 0, 60, dtype=np.float32)
+    merged = np.linspace(1, 0, 80, dtype=np.float32)
     chosen, margin = candidates(merged, 32)
-    assert chosen.tolist() == [*range(46), 58, 59]
-    assert margin.tolist() == list(range(30, 46))
+    assert chosen.tolist() == [*range(62), 78, 79]
+    assert margin.tolist() == list(range(46, 62))
     few, _ = candidates(merged[:20], 4)
     assert few.tolist() == list(range(20))
 

@@ -132,7 +132,7 @@ class Recorder:
             attention=AttentionReport(
                 mode="sparse" if ran_sparse else "exact",
                 selector=sparse.selector if sparse else None,
-                share=sparse.share if sparse else None,
+                share=sparse.sharing if sparse else None,
                 k=sparse.k if sparse else None,
                 block_size=sparse.block_size if sparse else None,
                 prefill=self._prefill.reads,

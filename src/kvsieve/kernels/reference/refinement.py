@@ -18,11 +18,8 @@ from kvsieve.kernels.reference.quantize import Rows
 from kvsieve.kernels.reference.selection import pick_even
 from kvsieve.types import BLOCK_SIZE, F32, I32
 
-SMALL_BUDGET_REFINED = 64
-"""Selection blocks that get their exact mass under the smallest budget.
-
-The fewer are chosen, the more depends on each of them.
-"""
+MIN_REFINED = 64
+"""Selection blocks that get their exact mass however small the budget."""
 
 NUM_MARGIN = 16
 """Of the blocks refined, so many of the worst by estimate tell how wrong it is further down."""
@@ -47,7 +44,7 @@ class Refined:
 
 def num_refined(k: int) -> int:
     """Selection blocks that get their exact mass under a budget of `k`, guards among them."""
-    return max(SMALL_BUDGET_REFINED - k // 2, k + NUM_MARGIN)
+    return max(MIN_REFINED, k + NUM_MARGIN)
 
 
 def candidates(merged: F32, k: int) -> tuple[I32, I32]:
