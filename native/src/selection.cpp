@@ -86,17 +86,7 @@ void Selection::prepare(HeadShape shape, const std::vector<Segment>& segments) {
     if (has_two_levels(s))
       candidates += static_cast<size_t>(lists_[i].heads) * num_candidates(s.plan.k);
   }
-  by_shares_.stride = pages;
-  by_shares_.refined = refined;
-  if (refined > 0) {
-    const size_t heads = shape.num_q_heads;
-    by_shares_.masses.reserve(heads * pages);
-    by_shares_.shares.reserve(heads * pages);
-    by_shares_.taken.reserve(heads * pages);
-    by_shares_.pages.reserve(heads * refined);
-    by_shares_.logits.reserve(heads * refined * kBlock);
-    by_shares_.num_pages.resize(heads);
-  }
+  by_shares_.reserve(shape.num_q_heads, pages, refined);
   importance_.reserve(sums);
   scores_.reserve(scores);
   candidates_.reserve(candidates);

@@ -31,6 +31,18 @@ Queries row_of(Queries q, int row) {
 
 }  // namespace
 
+void Selection::ByShares::reserve(int heads, int room, int most_pages) {
+  stride = room;
+  refined = most_pages;
+  if (refined == 0) return;  // no decoded token is among the segments
+  masses.reserve(static_cast<size_t>(heads) * stride);
+  shares.reserve(static_cast<size_t>(heads) * stride);
+  taken.reserve(static_cast<size_t>(heads) * stride);
+  pages.reserve(static_cast<size_t>(heads) * refined);
+  logits.reserve(static_cast<size_t>(heads) * refined * kBlock);
+  num_pages.resize(heads);
+}
+
 void Selection::block_masses(const Segment& s, int layer, int kv_head, const Queries& q, int rows,
                              int own, const int* visible, float* masses, int stride, float* top,
                              int thread) {

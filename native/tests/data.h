@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kvsieve/half.h"
+#include "kvsieve/kernels.h"
 
 namespace kvsieve::test {
 
@@ -77,5 +78,28 @@ inline std::vector<uint16_t> halves(size_t count, Random& random) {
   }
   return all;
 }
+
+// Query rows folded by the scalar kernel, one after the other.
+struct Folded {
+  std::vector<float> values, scale;
+  std::vector<int8_t> codes;
+  std::vector<int32_t> sums;
+  int head_dim, groups;
+
+  Folded(const Kernels& scalar, int rows, int head_dim, int groups, Random& random)
+      : values(random.floats(static_cast<size_t>(rows) * head_dim, 8)),
+        scale(rows),
+        codes(values.size()),
+        sums(static_cast<size_t>(rows) * groups),
+        head_dim(head_dim),
+        groups(groups) {
+    for (int r = 0; r < rows; r++)
+      scalar.fold_query(values.data() + r * head_dim, 0.2f, head_dim, groups,
+                        codes.data() + r * head_dim, &scale[r], sums.data() + r * groups);
+  }
+  Queries view() const {
+    return {values.data(), codes.data(), scale.data(), sums.data(), head_dim, 1, groups};
+  }
+};
 
 }  // namespace kvsieve::test

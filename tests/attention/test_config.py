@@ -11,8 +11,21 @@ from kvsieve.errors import ConfigError
 def test_defaults_are_the_measured_ones_and_the_original_systems_budget() -> None:
     sparse = SparseAttention()
     assert (sparse.k, sparse.block_size, sparse.num_probes) == (32, 32, 8)
-    assert (sparse.selector, sparse.share, sparse.phase) == ("anchors", "head", "both")
+    assert (sparse.selector, sparse.share, sparse.phase) == ("anchors", "auto", "both")
     assert sparse.dense_tail == 256
+
+
+def test_a_group_chooses_together_where_blocks_are_many() -> None:
+    assert SparseAttention(k=32).sharing == "group"
+    assert SparseAttention(k=31).sharing == "head"
+    assert SparseAttention(k=32, selector="probe").sharing == "head"
+    assert SparseAttention(mass=0.9).sharing == "head"
+    assert SparseAttention(k=4, share="group").sharing == "group"
+    assert SparseAttention(k=64, share="head").sharing == "head"
+    # Layer 0 has 32 blocks there, and still chooses as all others do.
+    of_layer = SparseAttention(k=8).of_layer(0)
+    assert of_layer is not None
+    assert (of_layer.k, of_layer.sharing) == (32, "head")
 
 
 def test_the_first_layer_has_a_larger_budget_under_anchors_alone() -> None:
@@ -61,7 +74,7 @@ def test_importance_is_recorded_only_for_who_reads_it(
             "selector: expected one of probe, even, anchors, minmax, mean, meanstd, window, "
             "oracle, random, got 'best'",
         ),
-        ({"share": "layer"}, "share: expected one of head, group"),
+        ({"share": "layer"}, "share: expected one of auto, head, group"),
         ({"seed": -1, "selector": "random"}, "seed: expected an integer of at least 0, got -1"),
         ({"seed": 1}, "seed: expected selector random, got anchors"),
         ({"mass": 0.9, "selector": "minmax"}, "mass: expected selector anchors, .* got minmax"),

@@ -126,7 +126,7 @@ def test_a_sparse_run_is_sparse_and_says_so(llm: LLM, name: str):
     done = llm.generate(make_ids(250), SamplingParams(max_tokens=4, ignore_eos=True), sparse=sparse)
     report = done.attention
     assert (report.mode, report.exact_because) == ("sparse", None)
-    assert (report.selector, report.share, report.k) == (sparse.selector, sparse.share, sparse.k)
+    assert (report.selector, report.share, report.k) == (sparse.selector, sparse.sharing, sparse.k)
     layers_and_heads, rows = 2 * 2, [32] * 7 + [26]
     assert report.prefill.attended == layers_and_heads * np.dot(rows, TILE_READS[name])
     assert report.prefill.causal == layers_and_heads * np.dot(rows, range(1, 9))

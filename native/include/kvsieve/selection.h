@@ -131,7 +131,8 @@ class Selection {
     Buffer<float> logits;          // [query head][refined][32]
     Buffer<uint8_t> taken;         // [list][stride]
     Buffer<int32_t> pages;         // [list][refined]
-    std::vector<int> num_pages;    // [list]
+    void reserve(int heads, int room, int most_pages);
+    std::vector<int> num_pages;  // [list]
   } by_shares_;
   Buffer<float> scores_;                           // decode: [segment][query head][stride]
   std::vector<size_t> scores_at_, candidates_at_;  // where a segment's begin
