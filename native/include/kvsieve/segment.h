@@ -47,7 +47,7 @@ struct Plan {
   std::vector<int> exact_layers;
   std::vector<std::pair<int, int>> layer_k;  // budgets of single layers
   int usual_k;                               // of all others
-  int seed;  // of selector `random`
+  int seed;                                  // of selector `random`
 
   // `k` becomes the budget of that layer.
   void enter(int layer) {
