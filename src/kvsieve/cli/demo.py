@@ -99,7 +99,8 @@ def _table(llm: "LLM", prompt: "PasskeyPrompt", *, width: int) -> Table:
         title=f"{llm.info.model_name}: the key {prompt.key} in {len(prompt.token_ids):,} tokens "
         f"({llm.info.isa}, threads: {llm.info.threads})",
         caption="Attention includes choosing the blocks; times per token are medians. Blocks read: "
-        "mean per token of the reply, layer and KV head, whose query heads choose on their own. "
+        "mean per token of the reply, layer and KV head, whose query heads choose together "
+        "(k=32) or, with fewer blocks, on their own. "
         "Density: share of the cache read.",
     )
     table.add_column("attention", no_wrap=True)
